@@ -1,0 +1,1 @@
+"""The running pipeline: driver, stage processes and the transport between them."""

@@ -1,0 +1,212 @@
+"""Every message between client, driver and stages. Encoded with msgpack; decoding checks every type."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from fullbore.config import EngineConfig
+from fullbore.scheduler.micro_batch import MicroBatch
+from fullbore.scheduler.request import TokenOutput
+from fullbore.telemetry.spans import StageRecord
+
+# ---------------------------------------------------------------------------------------------- driver -> stage
+
+
+class StageSetup(Struct, tag=True):
+    """First message to a stage process (on its standard input, as JSON): who it is and what to load."""
+
+    config: EngineConfig
+    model_path: str  # local and resolved
+    stage: int
+    partition: tuple[int, ...]  # layers per stage, for all stages
+    device: str  # "cpu", "cuda:0", ...
+    dtype: str  # resolved: "float32", ...
+    cpu_cores: tuple[int, ...]  # cores to pin to; empty: none
+    run_dir: str  # private folder of this run: sockets and the torch.distributed rendezvous file
+    driver_pid: int
+
+
+class AllocateKV(Struct, tag=True):
+    """All stages have loaded; allocate this many KV blocks (the same on every stage)."""
+
+    num_blocks: int
+
+
+class Execute(Struct, tag=True):
+    micro_batch: MicroBatch
+
+
+class Shutdown(Struct, tag=True):
+    pass
+
+
+ToStage = AllocateKV | Execute | Shutdown
+
+# ---------------------------------------------------------------------------------------------- stage -> driver
+
+
+class Loading(Struct, tag=True):
+    """Progress while reading weights."""
+
+    stage: int
+    loaded_bytes: int
+    total_bytes: int
+
+
+class Loaded(Struct, tag=True):
+    """Weights are in; how much one KV block costs and what is free for blocks."""
+
+    stage: int
+    pid: int
+    weight_bytes: int
+    kv_block_bytes: int
+    free_bytes: int
+
+
+class StageReady(Struct, tag=True):
+    """KV blocks allocated, neighbours connected; plans may come."""
+
+    stage: int
+
+
+class Heartbeat(Struct, tag=True):
+    """Sent by a thread of its own every 0.5 s; `step_since_ns` tells since when the current step computes (0: none)."""
+
+    stage: int
+    step_since_ns: int
+
+
+class Executed(Struct, tag=True):
+    """A stage is done with a micro-batch. `token_ids`: the last stage's samples in the order of the plan's runs."""
+
+    record: StageRecord
+    token_ids: list[int] | None
+
+
+class StageFailed(Struct, tag=True):
+    """Sent before a stage process exits by itself; `message` is for the user, `stack` for the log."""
+
+    stage: int
+    message: str
+    stack: str
+    is_out_of_memory: bool = False
+
+
+FromStage = Loading | Loaded | StageReady | Heartbeat | Executed | StageFailed
+
+# --------------------------------------------------------------------------------------------- client -> driver
+
+
+class AddRequest(Struct, tag=True):
+    request_id: int
+    prompt_token_ids: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    ignore_eos: bool
+    choice: int = 0
+    timeout_s: float | None = None
+
+
+class AbortRequest(Struct, tag=True):
+    request_id: int
+
+
+class GetStats(Struct, tag=True):
+    pass
+
+
+class StopDriver(Struct, tag=True):
+    """Stop admitting, let running requests finish for `grace_s`, then cut them, stop the stages and exit."""
+
+    grace_s: float
+
+
+ToDriver = AddRequest | AbortRequest | GetStats | StopDriver
+
+# --------------------------------------------------------------------------------------------- driver -> client
+
+
+class StageInfo(Struct):
+    stage: int
+    layers: tuple[int, int]  # first layer, end (exclusive)
+    device: str
+    pid: int
+    weight_bytes: int
+
+
+class EngineInfo(Struct, tag=True):
+    """The resolved engine: sent once, when requests may come."""
+
+    config: EngineConfig
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    context_length: int
+    num_kv_blocks: int
+    kv_capacity_tokens: int
+    in_flight_limit: int
+    eos_token_ids: tuple[int, ...]
+    stages: list[StageInfo]
+
+
+class LoadProgress(Struct, tag=True):
+    stage: int
+    loaded_bytes: int
+    total_bytes: int
+
+
+class Outputs(Struct, tag=True):
+    outputs: list[TokenOutput]
+
+
+class EngineStats(Struct, tag=True):
+    """Counters and gauges for /metrics and tests."""
+
+    running: int
+    waiting: int
+    in_flight: int
+    used_blocks: int
+    free_blocks: int
+    preemptions: int
+    micro_batches: int
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    max_in_flight: int
+    in_flight_at_launch: dict[int, int]  # how many micro-batches were in flight after each launch -> launches
+    requests_in_micro_batch: dict[int, int]  # size in requests -> launches
+    stage_busy_s: list[float]
+
+
+class EngineDead(Struct, tag=True):
+    """The pipeline failed. `stage` None: the driver itself."""
+
+    message: str
+    stage: int | None
+    stack: str
+    exit_code: int = 1
+
+
+FromDriver = EngineInfo | LoadProgress | Outputs | EngineStats | EngineDead
+
+# ------------------------------------------------------------------------------------------------------ coding
+
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+def encode(message: ToStage | FromStage | ToDriver | FromDriver) -> bytes:
+    return _encoder.encode(message)
+
+
+to_stage_decoder: msgspec.msgpack.Decoder[ToStage] = msgspec.msgpack.Decoder(ToStage)
+from_stage_decoder: msgspec.msgpack.Decoder[FromStage] = msgspec.msgpack.Decoder(FromStage)
+to_driver_decoder: msgspec.msgpack.Decoder[ToDriver] = msgspec.msgpack.Decoder(ToDriver)
+from_driver_decoder: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)

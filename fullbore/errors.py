@@ -1,0 +1,38 @@
+"""Errors that a user can act on."""
+
+from __future__ import annotations
+
+
+class FullboreError(Exception):
+    """A problem whose message, one or two sentences, tells the user what is wrong and what to do next.
+
+    Commands print the message alone, without a traceback, and exit with `exit_code`.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(FullboreError):
+    """A setting, or a combination of settings, that cannot work."""
+
+    exit_code = 2
+
+
+class ModelError(FullboreError):
+    """The model cannot be found, read or run (missing file, unsupported architecture, broken checkpoint)."""
+
+
+class OutOfMemoryError(FullboreError):
+    """A stage's weights or the smallest useful KV cache do not fit."""
+
+
+class RequestError(FullboreError):
+    """A request that cannot be served as it is; `param` names the offending field in the API, if there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class EngineDeadError(FullboreError):
+    """The pipeline is gone (a stage died or stopped answering); every waiting request gets this error."""

@@ -1,0 +1,1 @@
+"""Build and run one pipeline stage of a model from a checkpoint."""

@@ -1,0 +1,50 @@
+"""The plan of one micro-batch: what the driver decides and every stage obeys."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+LaunchReason = Literal["slot-freed", "token-returned", "request-arrived", "memory-freed"]
+
+
+class Sampling(Struct, array_like=True, frozen=True, gc=False):
+    """How the last stage draws one token. A pure function of logits and this, so it depends on neither batch nor P."""
+
+    temperature: float
+    top_p: float
+    top_k: int  # 0: no limit
+    seed: int
+    choice: int  # which of the request's `n` outputs; part of the random key
+    position: int  # position in the sequence of the token to draw; part of the random key
+
+
+class Run(Struct, array_like=True, gc=False):
+    """Consecutive tokens of one request inside a micro-batch: one when decoding, n for a prefill chunk."""
+
+    request_id: int
+    epoch: int  # how often the request was preempted; results of an older epoch are dropped
+    start: int  # position of token_ids[0] in the sequence
+    token_ids: list[int]
+    block_ids: list[int]  # KV blocks of the request, in order; at least ceil((start + len(token_ids)) / page_size)
+    sampling: Sampling | None  # None: no token is due after this run (a prefill chunk that is not the last)
+
+
+class MicroBatch(Struct, array_like=True, gc=False):
+    """Runs of several requests that travel the pipeline together. Stages execute micro-batches in order of `id`."""
+
+    id: int
+    runs: list[Run]
+    launch_reason: LaunchReason
+    launch_reason_since_s: float  # when the last precondition for this launch became true (the scheduler's clock)
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the hidden-state tensor that the stages pass on."""
+        return sum(len(run.token_ids) for run in self.runs)
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the last stage returns, in the order of `runs`."""
+        return sum(run.sampling is not None for run in self.runs)

@@ -1,0 +1,1 @@
+"""What was recorded about every stage-second."""
