@@ -55,12 +55,12 @@ class Request:
     arrival_s: float = 0.0
     deadline_s: float | None = None
 
+    arrival_order: int = 0  # set by Scheduler.add
     output_token_ids: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
     num_launched_tokens: int = 0  # tokens whose KV is written, or will be by a micro-batch in flight
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     epoch: int = 0
-    num_in_flight: int = 0  # micro-batches of the current epoch in flight
     ready_since_s: float = 0.0  # when the next run became possible: arrival, or the return of the last token
     finish_reason: FinishReason | None = None
 

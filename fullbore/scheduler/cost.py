@@ -1,0 +1,192 @@
+"""What a micro-batch costs on each stage, learned from the stages' own records.
+
+Decode: a curve s_i(b) per stage, from points (requests, seconds) with linear interpolation, times a drift factor that
+follows what all sizes have in common (longer contexts, a busier machine). Prefill: seconds = c + b·x + a·q, where x is
+the chunk's tokens and q = (L+x)² - L² its attention work after L earlier tokens (the a·L² + b·L + c of SGLang's
+dynamic chunking, summed over a micro-batch's chunks).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+_NEW_POINT_SAMPLES = 8  # a size's own point follows its first records; later ones move the drift
+_DRIFT_WEIGHT = 0.05
+_OVERHEAD_WEIGHT = 0.1
+_FIT_DECAY = 0.995
+_MIN_FIT_SAMPLES = 8
+
+
+@dataclass
+class DecodeCurve:
+    """Seconds of one stage for a decode micro-batch, by number of requests."""
+
+    sizes: list[int] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
+    drift: float = 1.0
+
+    def add_point(self, size: int, seconds: float) -> None:
+        """Sets the time of one size, as measured by a probe."""
+        if size not in self.seconds:
+            insort(self.sizes, size)
+        self.seconds[size] = seconds
+        self.samples[size] = _NEW_POINT_SAMPLES
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Takes in one record of serving."""
+        count = self.samples.get(size, 0)
+        if count < _NEW_POINT_SAMPLES:
+            mean = self.seconds.get(size, 0.0)
+            if count == 0:
+                insort(self.sizes, size)
+            self.seconds[size] = mean + (seconds / self.drift - mean) / (count + 1)
+            self.samples[size] = count + 1
+        else:
+            ratio = seconds / max(self.seconds[size], 1e-12)
+            # A lone outlier (a page fault, a neighbour's burst) must not move the curve by more than its weight.
+            ratio = min(max(ratio, self.drift / 2), self.drift * 2)
+            self.drift += _DRIFT_WEIGHT * (ratio - self.drift)
+
+    def at(self, size: int) -> float:
+        """Seconds for `size` requests; beyond the points, along the last segment."""
+        sizes = self.sizes
+        if len(sizes) == 1:
+            return self.seconds[sizes[0]] * self.drift
+        right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        low, high = sizes[right - 1], sizes[right]
+        if size == high:
+            return self.seconds[high] * self.drift
+        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
+        value = self.seconds[low] + slope * (size - low)
+        floor = min(self.seconds.values()) / 2  # a noisy first segment must not extrapolate to nothing
+        return max(value, floor) * self.drift
+
+
+class PrefillFit:
+    """Least squares of seconds over (1, x, q), older records fading."""
+
+    def __init__(self) -> None:
+        self._matrix = [[0.0] * 3 for _ in range(3)]
+        self._vector = [0.0] * 3
+        self.samples = 0
+        self.base_s = 0.0
+        self.per_token_s = 0.0
+        self.per_token_pair_s = 0.0
+
+    def observe(self, tokens: int, token_pairs: float, seconds: float) -> None:
+        features = (1.0, tokens / 1e3, token_pairs / 1e6)  # scaled, so that the equations stay well-conditioned
+        for i in range(3):
+            self._vector[i] = self._vector[i] * _FIT_DECAY + features[i] * seconds
+            for j in range(3):
+                self._matrix[i][j] = self._matrix[i][j] * _FIT_DECAY + features[i] * features[j]
+        self.samples += 1
+
+    @property
+    def is_known(self) -> bool:
+        return self.samples >= _MIN_FIT_SAMPLES and self.per_token_s > 0
+
+    def chunk_s(self, tokens: float, context: int = 0) -> float:
+        """Seconds that a chunk of `tokens` after `context` earlier tokens adds, without the fixed part."""
+        return self.per_token_s * tokens + self.per_token_pair_s * ((context + tokens) ** 2 - context**2)
+
+    def refit(self) -> None:
+        """Solves with the largest set of terms whose coefficients are all non-negative (costs cannot be less)."""
+        for terms in ((0, 1, 2), (0, 1), (1, 2), (1,)):
+            solution = _solve(self._matrix, self._vector, terms)
+            if solution is not None and min(solution) >= 0:
+                coefficients = dict(zip(terms, solution, strict=True))
+                self.base_s = coefficients.get(0, 0.0)
+                self.per_token_s = coefficients.get(1, 0.0) / 1e3
+                self.per_token_pair_s = coefficients.get(2, 0.0) / 1e6
+                return
+
+
+def _solve(matrix: list[list[float]], vector: list[float], terms: tuple[int, ...]) -> list[float] | None:
+    """Solves the normal equations restricted to `terms` by elimination; None if they do not determine the terms."""
+    rows = [[matrix[i][j] for j in terms] + [vector[i]] for i in terms]
+    size = len(terms)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda r: abs(rows[r][column]))
+        scale = max(matrix[t][t] for t in terms)
+        if abs(rows[pivot][column]) <= 1e-9 * scale:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for r in range(size):
+            if r != column:
+                factor = rows[r][column] / rows[column][column]
+                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[column], strict=True)]
+    return [rows[i][size] / rows[i][i] for i in range(size)]
+
+
+class CostModel:
+    """Estimates for all stages of one pipeline."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.decode = [DecodeCurve() for _ in range(num_stages)]
+        self.prefill = [PrefillFit() for _ in range(num_stages)]
+        self.hops_s = [0.0] * num_stages  # transfer into each stage
+        self.return_s = 0.0  # from the last stage's sample to the driver and back to stage 0
+        self.version = 0  # changes when estimates moved enough to reconsider decisions
+        self._observed = 0
+        self._memo: dict[int, tuple[float, float]] = {}
+
+    @property
+    def knows_decode(self) -> bool:
+        """At least two sizes known on every stage: sizes can be compared."""
+        return all(len(curve.sizes) >= 2 for curve in self.decode)
+
+    @property
+    def knows_prefill(self) -> bool:
+        return all(fit.is_known for fit in self.prefill)
+
+    @property
+    def overhead_s(self) -> float:
+        """Σh + c: what a micro-batch's round trip takes beyond the stages' own times."""
+        return sum(self.hops_s) + self.return_s
+
+    def seed_decode(self, stage: int, num_requests: int, seconds: float) -> None:
+        """A probe's measurement of one stage."""
+        self.decode[stage].add_point(num_requests, seconds)
+        self._changed()
+
+    def observe(self, stage: int, num_decodes: int, tokens: int, token_pairs: float, seconds: float) -> None:
+        """One stage's record of a micro-batch of `num_decodes` decodes and prefill chunks of `tokens` in all."""
+        curve = self.decode[stage]
+        if tokens == 0:
+            curve.observe(num_decodes, seconds)
+        elif num_decodes == 0:
+            self.prefill[stage].observe(tokens, token_pairs, seconds)
+        elif curve.sizes:
+            # What the chunk added: keep the fixed part in, it is paid once whether decodes ride along or not.
+            added = seconds - curve.at(num_decodes) + self.prefill[stage].base_s
+            if added > 0:
+                self.prefill[stage].observe(tokens, token_pairs, added)
+        self._observed += 1
+        if self._observed % (16 * len(self.decode)) == 0:
+            self._changed()
+
+    def observe_hop(self, stage: int, seconds: float) -> None:
+        self.hops_s[stage] += _OVERHEAD_WEIGHT * (max(seconds, 0.0) - self.hops_s[stage])
+
+    def observe_return(self, seconds: float) -> None:
+        self.return_s += _OVERHEAD_WEIGHT * (max(seconds, 0.0) - self.return_s)
+
+    def decode_s(self, num_requests: int) -> tuple[float, float]:
+        """(Σ_i s_i, max_i s_i) for a decode micro-batch of that many requests."""
+        found = self._memo.get(num_requests)
+        if found is None:
+            times = [curve.at(num_requests) for curve in self.decode]
+            found = self._memo[num_requests] = (sum(times), max(times))
+        return found
+
+    def slowest_prefill(self) -> PrefillFit:
+        """The fit of the stage that gates prefill."""
+        return max(self.prefill, key=lambda fit: fit.per_token_s)
+
+    def _changed(self) -> None:
+        for fit in self.prefill:
+            fit.refit()
+        self.version += 1
+        self._memo.clear()

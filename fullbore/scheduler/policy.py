@@ -1,0 +1,108 @@
+"""How many micro-batches, and how many prompt tokens in each. Pure functions of the cost estimates.
+
+Decode. With D requests in m micro-batches of sizes b_j (differing by at most one) the cycle is
+    max( Σ_i s_i(max b_j) + Σh + c ,  max_i Σ_j s_i(b_j) )
+since a request can start its next step only after its token came back (first term), and a stage runs one micro-batch
+at a time (second). For costs of the form (size factor × stage factor) this is exact: any other critical circuit of
+the event graph is a mixture of the two. Tokens/s = D / cycle.
+
+Prefill. W waiting tokens cut into n equal chunks take (n + P - 1)·(α + β·W/n) through P stages, least at
+n = sqrt(β·W·(P-1)/α), where α is what a micro-batch costs without them.
+"""
+
+from __future__ import annotations
+
+from math import ceil, sqrt
+
+from fullbore.scheduler.cost import CostModel
+
+# A choice other than one micro-batch per stage must win by more than the estimates' noise.
+_MIN_GAIN = 1.015
+
+
+def decode_cycle_s(costs: CostModel, num_requests: int, num_micro_batches: int) -> float:
+    """Predicted seconds in which each of `num_requests` gets one token."""
+    small, larger = divmod(num_requests, num_micro_batches)
+    if larger == 0:
+        total, slowest = costs.decode_s(small)
+        return max(total + costs.overhead_s, num_micro_batches * slowest)
+    total, slowest = costs.decode_s(small + 1)
+    gate = larger * slowest
+    if small:
+        gate += (num_micro_batches - larger) * costs.decode_s(small)[1]
+    return max(total + costs.overhead_s, gate)
+
+
+def best_micro_batches(costs: CostModel, num_requests: int, num_stages: int, limit: int, max_requests: int) -> int:
+    """m*: into how many micro-batches to spread `num_requests` decoding requests.
+
+    Args:
+        limit: most micro-batches in flight.
+        max_requests: most requests in one micro-batch; m* is at least what this requires (up to `limit`).
+    """
+    if num_requests <= 0:
+        return 1
+    least = min(ceil(num_requests / max_requests), limit)
+    most = max(min(limit, num_requests), least)
+    usual = min(max(num_stages, least), most)
+    if not costs.knows_decode:
+        return usual
+    cycles = {m: decode_cycle_s(costs, num_requests, m) for m in range(least, most + 1)}
+    fastest = min(cycles.values())
+    if cycles[usual] <= fastest * _MIN_GAIN:
+        return usual
+    return min((m for m in cycles if cycles[m] <= fastest * 1.002), key=lambda m: abs(m - num_stages))
+
+
+def prefill_quota_tokens(
+    costs: CostModel,
+    waiting_tokens: int,
+    waiting_requests: int,
+    num_decodes: int,
+    num_stages: int,
+    budget_tokens: int,
+    min_chunk_tokens: int,
+) -> int:
+    """Prompt tokens per micro-batch that spread `waiting_tokens` evenly and keep every stage busy.
+
+    At most `budget_tokens`; at least `min_chunk_tokens` where so many wait.
+    """
+    if waiting_tokens <= 0:
+        return budget_tokens
+    fewest = ceil(waiting_tokens / budget_tokens)
+    if costs.knows_prefill:
+        fit = costs.slowest_prefill()
+        alpha = costs.decode_s(num_decodes)[1] if num_decodes and costs.knows_decode else fit.base_s
+        beta = fit.per_token_s
+        best = sqrt(beta * waiting_tokens * (num_stages - 1) / max(alpha, 1e-9))
+        pieces = max(fewest, round(best))
+    else:
+        pieces = max(fewest, min(num_stages, waiting_requests))
+    # Smaller pieces than this are not worth a launch, unless each is a request of its own on an otherwise idle stage.
+    most = max(waiting_tokens // min_chunk_tokens, min(num_stages, waiting_requests))
+    pieces = max(min(pieces, most), fewest, 1)
+    return ceil(waiting_tokens / pieces)
+
+
+def prefill_depth(costs: CostModel, num_stages: int, quota_tokens: int, limit: int) -> int:
+    """Micro-batches in flight that keep every stage busy with prefill chunks: P, and cover for the result's return."""
+    if not costs.knows_prefill:
+        return min(num_stages + 1, limit)
+    fit = costs.slowest_prefill()
+    chunk_s = fit.base_s + fit.chunk_s(quota_tokens)
+    return min(num_stages + ceil(costs.overhead_s / max(chunk_s, 1e-9)), limit)
+
+
+def chunk_tokens(costs: CostModel, quota_tokens: int, context: int) -> int:
+    """Tokens after `context` earlier ones that cost what `quota_tokens` at the start of a prompt cost.
+
+    Solves f(L+x) - f(L) = f(quota) - f(0) for x with f(l) = a·l² + b·l; at least quota/8, so that an extreme context
+    cannot grind a prompt to crumbs.
+    """
+    fit = costs.slowest_prefill()
+    if context == 0 or not costs.knows_prefill or fit.per_token_pair_s == 0:
+        return quota_tokens
+    a, b = fit.per_token_pair_s, fit.per_token_s
+    slope = b + 2 * a * context
+    x = (-slope + sqrt(slope * slope + 4 * a * fit.chunk_s(quota_tokens))) / (2 * a)
+    return max(int(x), ceil(quota_tokens / 8), 1)

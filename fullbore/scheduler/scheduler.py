@@ -1,0 +1,547 @@
+"""The scheduler: decides who runs next, with which tokens, in which KV blocks, and when a request ends.
+
+One object, driven by the engine (real stages), the simulator (virtual clock) and the tests (random traffic) alike. It
+has no clock: every call that needs the time is given it, in seconds on any monotonic clock. Stages only obey.
+
+A request is in exactly one of these places:
+
+    waiting ──admit──► prefilling ──last chunk launched──► in flight ◄──► ready ──► ended
+       ▲                   │                                  │             │
+       └───────────────────┴──────── preempted ───────────────┴─────────────┘
+
+At most one request is prefilling: the next is admitted when the last chunk of the one before is launched.
+
+Bound on waiting (no starvation): requests are admitted and prefilled in order of arrival, and only newer requests are
+ever preempted for older ones. A prompt of n tokens with W prompt tokens waiting ahead of it is therefore fully
+launched after at most the micro-batches that those W + n tokens need, plus the time until enough older requests end
+for it to have blocks; nothing that arrives later can delay it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import ceil
+from typing import Literal
+
+from fullbore.errors import RequestError
+from fullbore.scheduler.cost import CostModel
+from fullbore.scheduler.kv_blocks import ROOT, BlockPool
+from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run, Sampling
+from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_depth, prefill_quota_tokens
+from fullbore.scheduler.request import FinishReason, Request, TokenOutput
+from fullbore.telemetry.spans import StageRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler needs to know. `num_micro_batches` forces m, for experiments; the engine leaves it auto."""
+
+    num_kv_blocks: int
+    pp_size: int = 1
+    pp_async_batch_depth: int | Literal["auto"] = "auto"
+    pp_max_micro_batch_size: int | Literal["auto"] = "auto"
+    num_micro_batches: int | Literal["auto"] = "auto"
+    chunked_prefill_size: int = 512
+    max_running_requests: int = 256
+    page_size: int = 16
+    context_length: int = 1 << 30
+    enable_prefix_cache: bool = True
+
+    @property
+    def in_flight_limit(self) -> int:
+        """L = pp_size + pp_async_batch_depth. Automatic depth may go up to pp_size: m* decides how much is used."""
+        depth = self.pp_size if self.pp_async_batch_depth == "auto" else self.pp_async_batch_depth
+        return self.pp_size + depth
+
+
+@dataclass(eq=False, slots=True)
+class InFlight:
+    """A micro-batch between launch and result."""
+
+    requests: list[Request]
+    runs: list[Run]
+    launched_s: float
+    num_decodes: int
+    prefill_tokens: int
+    prefill_token_pairs: int
+    num_sampled: int
+    stage_end_ns: dict[int, int] = field(default_factory=dict)  # stage -> end of its send (or sample)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """A snapshot: gauges now, and counters since the start."""
+
+    running: int
+    waiting: int
+    in_flight: int
+    used_blocks: int
+    free_blocks: int
+    preemptions: int
+    micro_batches: int
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Scheduler:
+    """See the module's docstring. Not thread-safe; calls must come in the order in which things happen."""
+
+    def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
+        self.config = config
+        self.costs = costs if costs is not None else CostModel(config.pp_size)
+        self.pool = BlockPool(config.num_kv_blocks, config.page_size, config.enable_prefix_cache)
+        self.in_flight_limit = config.in_flight_limit
+        self._min_chunk_tokens = min(2 * config.page_size, config.chunked_prefill_size)
+
+        self._requests: dict[int, Request] = {}  # every request that has not ended
+        self._waiting: deque[Request] = deque()  # in order of arrival; preempted ones come back to their place
+        self._running: dict[int, Request] = {}  # admitted; insertion order is order of arrival (see _preempt)
+        self._prefilling: Request | None = None  # the newest running request, while it has prompt tokens to launch
+        self._ready: deque[Request] = deque()  # one token to launch, none in flight
+        self._num_decoding = 0  # past their last chunk: ready or in flight
+        self._content: dict[int, tuple[int, int]] = {}  # request -> (registered blocks, content id of the last)
+        self._deadlines: list[tuple[float, int]] = []  # heap; entries of requests that ended are skipped
+        self._refused_with: tuple[int, int] | None = None  # (request, free blocks) when memory last refused admission
+        self._in_flight: dict[int, InFlight] = {}
+        self._num_sampling_in_flight = 0
+        self._next_id = 0
+        self._next_arrival = 0
+
+        self._waiting_tokens = 0  # prompt tokens still to launch: waiting and prefilling
+        self._quota_tokens = config.chunked_prefill_size
+        self._micro_batch_memo: dict[int, int] = {}
+        self._memo_version = -1
+
+        self._now_s = 0.0  # of the latest call that told the time
+        self._slot_freed_s = 0.0
+        self._memory_freed_s = 0.0
+        self._blocked_on: Literal["slot", "memory"] | None = None
+
+        self._counts: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: if it can never fit the context or the KV cache, or its id is taken.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id} is in use.")
+        if not request.prompt_token_ids:
+            raise RequestError("The prompt is empty; send at least one token.", param="prompt")
+        if request.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, got {request.max_tokens}.", param="max_tokens")
+        longest = len(request.prompt_token_ids) + request.max_tokens
+        capacity = min(self.config.context_length, self.pool.num_blocks * self.config.page_size)
+        if longest > capacity:
+            raise RequestError(
+                f"The prompt has {len(request.prompt_token_ids)} tokens and max_tokens is {request.max_tokens}, "
+                f"together more than the {capacity} tokens that one request may have.",
+                param="max_tokens",
+            )
+        request.ready_since_s = request.arrival_s
+        request.arrival_order = self._next_arrival
+        self._next_arrival += 1
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (request.deadline_s, request.request_id))
+        self._counts["prompt_tokens"] += len(request.prompt_token_ids)
+        self._add_waiting_tokens(request)
+
+    def abort(self, request_id: int) -> TokenOutput | None:
+        """Ends a request at once, wherever it is; None if it is unknown or has ended already."""
+        return self._cut(request_id, "abort")
+
+    def expire(self, now_s: float) -> list[TokenOutput]:
+        """Ends every request whose deadline has passed."""
+        ends: list[TokenOutput] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, request_id = heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is not None and request.deadline_s is not None and request.deadline_s <= now_s:
+                ends += filter(None, [self._cut(request_id, "timeout")])
+        return ends
+
+    @property
+    def is_idle(self) -> bool:
+        """No request left and nothing in flight."""
+        return not self._requests and not self._in_flight
+
+    def state(self) -> SchedulerState:
+        counts = self._counts
+        return SchedulerState(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            in_flight=len(self._in_flight),
+            used_blocks=self.pool.num_used,
+            free_blocks=self.pool.num_free,
+            preemptions=counts["preemptions"],
+            micro_batches=self._next_id,
+            generated_tokens=counts["generated_tokens"],
+            prompt_tokens=counts["prompt_tokens"],
+            cached_tokens=counts["cached_tokens"],
+        )
+
+    # -------------------------------------------------------------------------------------------------- launch
+
+    def next_micro_batch(self, now_s: float) -> MicroBatch | None:
+        """The micro-batch to launch now; None if nothing can or should be launched before the next event."""
+        self._now_s = now_s
+        if len(self._in_flight) >= self.in_flight_limit:
+            self._blocked_on = "slot"
+            return None
+        entry = InFlight([], [], now_s, 0, 0, 0, 0)
+        self._launch_decodes(entry)
+        self._launch_prefill(entry)
+        if not entry.runs:
+            return None
+        micro_batch = MicroBatch(self._next_id, entry.runs, *self._launch_reason(entry))
+        self._next_id += 1
+        self._in_flight[micro_batch.id] = entry
+        self._num_sampling_in_flight += entry.num_sampled > 0
+        return micro_batch
+
+    def _launch_decodes(self, entry: InFlight) -> None:
+        """Takes this micro-batch's share of the ready requests, so that the shares in flight differ by at most one."""
+        if not self._ready:
+            return
+        most = self._num_micro_batches(self._num_decoding)
+        slots = most - self._num_sampling_in_flight
+        if slots <= 0:
+            self._blocked_on = "slot"
+            return
+        # The second bound keeps all m micro-batches in use when D is no multiple of m (17 in 8: 3 and seven 2s).
+        share = min(ceil(self._num_decoding / most), ceil(len(self._ready) / slots), self._max_requests())
+        chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
+        # Oldest first: whoever must be preempted for memory is then never a request already placed.
+        chosen.sort(key=lambda request: request.arrival_order)
+        for request in chosen:
+            if request.request_id in self._running and self._make_room_for_decode(request):
+                self._append_run(entry, request, 1)
+                entry.num_decodes += 1
+
+    def _launch_prefill(self, entry: InFlight) -> None:
+        """Adds prompt tokens up to the quota, in order of arrival; alone only while the pipeline is not full."""
+        if self._prefilling is None and not self._waiting:
+            return
+        if not entry.runs and self._is_full_for_prefill():
+            self._blocked_on = "slot"
+            return
+        room = self._prefill_room_tokens()
+        while room > 0 and len(entry.requests) < self._max_requests():
+            request = self._prefilling or self._admit()
+            if request is None:
+                return
+            remaining = request.num_tokens - request.num_launched_tokens
+            tokens = self._chunk_of(request, remaining, room, is_first=entry.prefill_tokens == 0)
+            if tokens == 0 or not self._make_room_for_prefill(request, tokens):
+                return
+            context = request.num_launched_tokens
+            room -= max(tokens, self._quota_tokens * tokens // chunk_tokens(self.costs, self._quota_tokens, context))
+            self._append_run(entry, request, tokens)
+            entry.prefill_tokens += tokens
+            entry.prefill_token_pairs += (context + tokens) ** 2 - context**2
+            self._waiting_tokens -= tokens
+            if tokens < remaining:
+                return  # what follows in this prompt is the next micro-batch's
+            self._prefilling = None
+            self._num_decoding += 1
+
+    def _is_full_for_prefill(self) -> bool:
+        """Whether prompt tokens had better wait for the next decodes and ride along than travel on their own."""
+        coming = min(self._num_decoding + len(self._waiting) + 1, self.config.max_running_requests)
+        if self._num_sampling_in_flight >= max(self.config.pp_size, self._num_micro_batches(coming)):
+            return True
+        depth = prefill_depth(self.costs, self.config.pp_size, self._quota_tokens, self.in_flight_limit)
+        return len(self._in_flight) >= depth
+
+    def _chunk_of(self, request: Request, remaining: int, room: int, is_first: bool) -> int:
+        """How many of `remaining` prompt tokens go into this micro-batch; 0: none, it is full enough."""
+        quota = chunk_tokens(self.costs, self._quota_tokens, request.num_launched_tokens)
+        take = min(room, quota)
+        if remaining <= take:
+            return remaining
+        shortest = max(self._min_chunk_tokens, quota // 4)
+        if remaining - take >= shortest and take >= shortest:
+            return take
+        # A crumb on either side of the cut is not worth a launch: take all, or leave all, or cut in the middle.
+        budget = self.config.chunked_prefill_size
+        if remaining <= min(room + quota // 8, budget) or (is_first and remaining <= min(shortest, budget)):
+            return remaining
+        if not is_first:
+            return 0
+        return min(ceil(remaining / ceil(remaining / take)), budget)
+
+    def _append_run(self, entry: InFlight, request: Request, tokens: int) -> None:
+        """Puts the request's next `tokens` tokens, for which there are blocks, into the micro-batch."""
+        start = request.num_launched_tokens
+        end = start + tokens
+        sampling = None
+        if end == request.num_tokens:
+            sampling = Sampling(
+                request.temperature, request.top_p, request.top_k, request.seed, request.choice, request.num_tokens
+            )
+            entry.num_sampled += 1
+        run = Run(request.request_id, request.epoch, start, request.tokens(start, end), request.block_ids, sampling)
+        entry.requests.append(request)
+        entry.runs.append(run)
+        request.num_launched_tokens = end
+        if end // self.config.page_size > start // self.config.page_size and self.pool.enable_prefix_cache:
+            self._register_blocks(request)
+
+    # ------------------------------------------------------------------------------------------------- results
+
+    def observe(self, record: StageRecord) -> None:
+        """Takes in a stage's record of a micro-batch in flight; the last stage's must come before `complete`."""
+        entry = self._in_flight.get(record.micro_batch_id)
+        if entry is None:
+            return
+        # Work of the stage: it cannot take the next micro-batch meanwhile. Waiting for the send is not part of it.
+        busy_s = (record.sample_end_ns - record.compute_start_ns) * 1e-9
+        pairs = float(entry.prefill_token_pairs)
+        self.costs.observe(record.stage, entry.num_decodes, entry.prefill_tokens, pairs, busy_s)
+        if record.stage == 0:
+            entry.stage_end_ns[-1] = record.plan_received_ns
+        else:
+            sent_ns = entry.stage_end_ns.get(record.stage - 1)
+            if sent_ns is not None:
+                began_ns = max(sent_ns, record.receive_posted_ns)
+                self.costs.observe_hop(record.stage, (record.receive_end_ns - began_ns) * 1e-9)
+        entry.stage_end_ns[record.stage] = record.sample_end_ns
+
+    def complete(self, micro_batch_id: int, token_ids: list[int], now_s: float) -> list[TokenOutput]:
+        """Applies a result: one token for each run that was to be sampled, in the plan's order.
+
+        Returns:
+            The new tokens, and the ends that follow from them. Results of requests that were aborted or preempted
+            since the launch are dropped.
+
+        Raises:
+            ValueError: for a micro-batch that is not in flight, or the wrong number of tokens.
+        """
+        entry = self._in_flight.get(micro_batch_id)
+        if entry is None:
+            raise ValueError(f"micro-batch {micro_batch_id} is not in flight")
+        if len(token_ids) != entry.num_sampled:
+            raise ValueError(f"micro-batch {micro_batch_id}: {entry.num_sampled} tokens due, got {len(token_ids)}")
+        del self._in_flight[micro_batch_id]
+        self._num_sampling_in_flight -= entry.num_sampled > 0
+        self._slot_freed_s = self._now_s = now_s
+        self._observe_return(entry, now_s)
+
+        outputs: list[TokenOutput] = []
+        tokens = iter(token_ids)
+        for request, run in zip(entry.requests, entry.runs, strict=True):
+            if run.sampling is None:
+                continue
+            token = next(tokens)
+            if request.epoch == run.epoch and request.finish_reason is None:
+                outputs.append(self._append_token(request, token, now_s))
+        return outputs
+
+    def _append_token(self, request: Request, token: int, now_s: float) -> TokenOutput:
+        request.output_token_ids.append(token)
+        request.ready_since_s = now_s
+        self._counts["generated_tokens"] += 1
+        reason: FinishReason | None = None
+        if token in request.stop_token_ids:
+            reason = "stop"
+        elif len(request.output_token_ids) >= request.max_tokens:
+            reason = "length"
+        if reason is None:
+            self._ready.append(request)
+        else:
+            self._num_decoding -= 1
+            self._forget(request, reason)
+        return TokenOutput(request.request_id, token, reason, request.num_cached_tokens)
+
+    def _observe_return(self, entry: InFlight, now_s: float) -> None:
+        last_end_ns = entry.stage_end_ns.get(self.config.pp_size - 1)
+        plan_received_ns = entry.stage_end_ns.get(-1)
+        if last_end_ns is not None and plan_received_ns is not None:
+            there_s = plan_received_ns * 1e-9 - entry.launched_s
+            self.costs.observe_return(max(there_s, 0.0) + now_s - last_end_ns * 1e-9)
+
+    # ----------------------------------------------------------------------------------------- ends, preemption
+
+    def _cut(self, request_id: int, reason: FinishReason) -> TokenOutput | None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        self._detach(request)
+        self._forget(request, reason)
+        return TokenOutput(request_id, None, reason, request.num_cached_tokens)
+
+    def _detach(self, request: Request) -> None:
+        """Takes a live request out of the queue that it is in."""
+        remaining = request.num_tokens - request.num_launched_tokens
+        if request.request_id not in self._running:
+            self._waiting.remove(request)
+            self._waiting_tokens -= remaining
+        elif request is self._prefilling:
+            self._prefilling = None
+            self._waiting_tokens -= remaining
+        else:
+            self._num_decoding -= 1
+            if request in self._ready:
+                self._ready.remove(request)
+
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        """The last step of every end: from here on nothing of the request is left in the scheduler."""
+        request.finish_reason = reason
+        self._release(request)
+        self._running.pop(request.request_id, None)
+        del self._requests[request.request_id]
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.block_ids)
+        request.block_ids = []  # a new list: plans in flight still refer to the old one
+        self._content.pop(request.request_id, None)
+        self._memory_freed_s = self._now_s
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a running request's blocks; it will be computed again from its tokens, none of them sampled again."""
+        self._detach(request)
+        self._release(request)
+        del self._running[request.request_id]
+        request.epoch += 1
+        request.num_launched_tokens = 0
+        # Every running request is older than every waiting one (admission is in order, the newest is preempted), so
+        # the front of the queue is its place, and readmission keeps `_running` in order of arrival.
+        self._waiting.appendleft(request)
+        self._add_waiting_tokens(request)
+        self._counts["preemptions"] += 1
+
+    # -------------------------------------------------------------------------------------------------- memory
+
+    def _make_room_for_decode(self, request: Request) -> bool:
+        """Gives the request a block for its next token, preempting from the newest on; False if it was itself.
+
+        The oldest request can thus always get on, and with it everything.
+        """
+        if len(request.block_ids) * self.config.page_size > request.num_launched_tokens:
+            return True
+        while (blocks := self.pool.allocate(1)) is None:
+            newest = next(reversed(self._running.values()))
+            self._preempt(newest)
+            if newest is request:
+                return False
+        request.block_ids.extend(blocks)
+        return True
+
+    def _make_room_for_prefill(self, request: Request, tokens: int) -> bool:
+        """Gives the request blocks for its next `tokens` tokens if there are any left; it is the newest and waits."""
+        missing = ceil((request.num_launched_tokens + tokens) / self.config.page_size) - len(request.block_ids)
+        blocks = self.pool.allocate(max(missing, 0))
+        if blocks is None:
+            self._blocked_on = "memory"
+            return False
+        request.block_ids.extend(blocks)
+        return True
+
+    def _admit(self) -> Request | None:
+        """Moves the oldest waiting request to prefilling if it has a place and, as things stand, memory to the end."""
+        if not self._waiting or len(self._running) >= self.config.max_running_requests:
+            return None
+        request = self._waiting[0]
+        if self._refused_with == (request.request_id, self.pool.num_free):
+            self._blocked_on = "memory"
+            return None  # nothing was freed since; looking up a long prefix again would only take time
+        # The last token is always computed: its logits are what the first sample needs.
+        blocks, content = self.pool.match_prefix(request.tokens(0, request.num_tokens), request.num_tokens - 1)
+        missing = ceil(request.num_tokens / self.config.page_size) - len(blocks)
+        # Decoding requests will want a block each before long; admitting into their room only buys preemption.
+        if self._running and missing + self._num_decoding > self.pool.num_free:
+            self.pool.release(blocks)
+            self._refused_with = (request.request_id, self.pool.num_free)
+            self._blocked_on = "memory"
+            return None
+        self._waiting.popleft()
+        request.block_ids = blocks
+        cached = len(blocks) * self.config.page_size
+        request.num_launched_tokens = cached
+        self._waiting_tokens -= cached
+        if request.epoch == 0:
+            request.num_cached_tokens = cached
+            self._counts["cached_tokens"] += cached
+        self._content[request.request_id] = (len(blocks), content)
+        self._running[request.request_id] = request
+        self._prefilling = request
+        return request
+
+    def _register_blocks(self, request: Request) -> None:
+        """Makes the blocks that launched runs have filled findable for later launches."""
+        size = self.config.page_size
+        registered, content = self._content.get(request.request_id, (0, ROOT))
+        while (registered + 1) * size <= request.num_launched_tokens:
+            start = registered * size
+            tokens = request.tokens(start, start + size)
+            content = self.pool.register(request.block_ids[registered], content, tokens)
+            registered += 1
+        self._content[request.request_id] = (registered, content)
+
+    # -------------------------------------------------------------------------------------------------- policy
+
+    def _max_requests(self) -> int:
+        cap = self.config.pp_max_micro_batch_size
+        return self.config.max_running_requests if cap == "auto" else cap
+
+    def _num_micro_batches(self, num_requests: int) -> int:
+        """m* for so many decoding requests."""
+        if self.config.num_micro_batches != "auto":
+            return min(self.config.num_micro_batches, self.in_flight_limit)
+        if self._memo_version != self.costs.version:
+            self._micro_batch_memo.clear()
+            self._memo_version = self.costs.version
+        found = self._micro_batch_memo.get(num_requests)
+        if found is None:
+            found = best_micro_batches(
+                self.costs, num_requests, self.config.pp_size, self.in_flight_limit, self._max_requests()
+            )
+            self._micro_batch_memo[num_requests] = found
+        return found
+
+    def _add_waiting_tokens(self, request: Request) -> None:
+        """Counts the request's tokens as waiting, and spreads all that wait anew."""
+        self._waiting_tokens += request.num_tokens
+        self._quota_tokens = prefill_quota_tokens(
+            self.costs,
+            self._waiting_tokens,
+            len(self._waiting) + (self._prefilling is not None),
+            ceil(self._num_decoding / self._num_micro_batches(self._num_decoding)),
+            self.config.pp_size,
+            self.config.chunked_prefill_size,
+            self._min_chunk_tokens,
+        )
+
+    def _prefill_room_tokens(self) -> int:
+        """Prompt tokens for this micro-batch: the quota, less where decodes are about to need the last blocks."""
+        if not self._num_decoding:
+            return self._quota_tokens
+        free = self.pool.num_free / self.pool.num_blocks
+        # Throttled by free KV (gLLM, arXiv 2504.14775), but only when it is getting short.
+        throttled = int(self.config.chunked_prefill_size * min(1.0, 4 * free))
+        return min(self._quota_tokens, max(throttled, self._min_chunk_tokens))
+
+    def _launch_reason(self, entry: InFlight) -> tuple[LaunchReason, float]:
+        """Which precondition became true last, and when."""
+        token_s, arrival_s = -1.0, -1.0
+        for request, run in zip(entry.requests, entry.runs, strict=True):
+            if request.output_token_ids and run.start >= len(request.prompt_token_ids):
+                token_s = max(token_s, request.ready_since_s)
+            else:
+                arrival_s = max(arrival_s, request.ready_since_s)
+        reasons: list[tuple[float, LaunchReason]] = [(token_s, "token-returned"), (arrival_s, "request-arrived")]
+        if self._blocked_on == "slot":
+            reasons.append((self._slot_freed_s, "slot-freed"))
+        elif self._blocked_on == "memory":
+            reasons.append((self._memory_freed_s, "memory-freed"))
+        self._blocked_on = None
+        since_s, reason = max(reasons)
+        return reason, since_s
