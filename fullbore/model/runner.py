@@ -1,0 +1,172 @@
+"""Runs one pipeline stage: loads its layers, keeps its KV blocks, computes micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fullbore.errors import ModelError, OutOfMemoryError
+from fullbore.model.attention import AttentionMetadata
+from fullbore.model.checkpoint import Checkpoint
+from fullbore.model.device import format_bytes, free_memory_bytes, keep_freed_memory, torch_dtype
+from fullbore.model.kv_cache import KVCache
+from fullbore.model.loading import load_weights
+from fullbore.model.sampling import sample
+from fullbore.model.spec import ModelSpec
+from fullbore.model.transformers_stage import TransformersStage
+from fullbore.scheduler.micro_batch import MicroBatch
+
+
+class StageRunner:
+    """One pipeline stage: its layers, its KV blocks. Micro-batches run in the order of the calls."""
+
+    def __init__(
+        self, spec: ModelSpec, stage: int, module: TransformersStage, page_size: int, device: str, dtype: torch.dtype
+    ) -> None:
+        self.stage = stage
+        self.device = device
+        self.page_size = page_size
+        self.hidden_size = spec.hidden_size
+        self.is_first = module.is_first
+        self.is_last = module.is_last
+        self._spec = spec
+        self._module = module
+        self._cache: KVCache | None = None
+        self.dtype = dtype
+        self.weight_bytes = module.weight_bytes()
+        self.kv_block_bytes = KVCache.block_bytes(
+            module.num_layers, spec.num_kv_heads, page_size, spec.k_head_dim, spec.v_head_dim, dtype
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model_path: Path,
+        stage: int,
+        partition: tuple[int, ...],
+        device: str,
+        dtype: str,
+        page_size: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> StageRunner:
+        """Builds stage `stage` of a Hugging Face folder and reads its tensors, no others.
+
+        Args:
+            partition: layers per stage, for all stages.
+            device: "cpu", "cuda:0", …
+            dtype: "float32", "bfloat16" or "float16".
+            page_size: tokens per KV block.
+            on_progress: called with (loaded_bytes, total_bytes) of the files after every tensor.
+
+        Raises:
+            ModelError: the folder is incomplete, broken or not supported, or does not fit the partition.
+            OutOfMemoryError: the stage's weights do not fit into the free memory.
+        """
+        spec = ModelSpec.from_folder(model_path)
+        if sum(partition) != spec.num_layers:
+            raise ModelError(
+                f"The stages have {sum(partition)} layers together but the model has {spec.num_layers}; "
+                "correct --pp-layer-partition."
+            )
+        first_layer = sum(partition[:stage])
+        end_layer = first_layer + partition[stage]
+        element = torch_dtype(dtype)
+        module = TransformersStage(model_path, spec.architecture, first_layer, end_layer, element, device)
+        _require_memory(module.weight_bytes(), f"the weights of stage {stage}", device)
+        load_weights(module, Checkpoint.open(model_path), spec.tied_embeddings, device, on_progress)
+        if device == "cpu":
+            keep_freed_memory()
+        return cls(spec, stage, module, page_size, device, element)
+
+    def free_memory_bytes(self) -> int:
+        """Memory that can still be allocated on this stage's device; stages on one host report the same memory."""
+        return free_memory_bytes(self.device)
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Allocates the KV blocks 0 … num_blocks-1 in every layer of the stage.
+
+        Raises:
+            OutOfMemoryError: they do not fit.
+        """
+        self._cache = None
+        _require_memory(
+            num_blocks * self.kv_block_bytes,
+            f"{num_blocks} KV blocks of {self.page_size} tokens on stage {self.stage}",
+            self.device,
+            "; lower --max-total-tokens or --mem-fraction-static",
+        )
+        self._cache = KVCache(
+            self._module.first_layer,
+            self._module.num_layers,
+            num_blocks,
+            self._spec.num_kv_heads,
+            self.page_size,
+            self._spec.k_head_dim,
+            self._spec.v_head_dim,
+            self.dtype,
+            self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, micro_batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Computes the stage's layers for every token of a micro-batch and stores their keys and values.
+
+        Args:
+            hidden: [tokens, hidden_size] from the stage before, None on the first stage.
+
+        Returns:
+            hidden states [tokens, hidden_size], or on the last stage logits [num_sampled, vocab_size] in float32: one
+            row per run that has `sampling`, for its last token.
+        """
+        assert self._cache is not None, "allocate_kv first"
+        if self.is_first:
+            token_ids = [token_id for run in micro_batch.runs for token_id in run.token_ids]
+            inputs = torch.tensor(token_ids, device=self.device)
+        else:
+            assert hidden is not None
+            if hidden.shape != (micro_batch.num_tokens, self.hidden_size):
+                raise ValueError(
+                    f"Stage {self.stage} got hidden states of shape {list(hidden.shape)} for micro-batch "
+                    f"{micro_batch.id} of {micro_batch.num_tokens} tokens."
+                )
+            inputs = hidden
+        positions = [p for run in micro_batch.runs for p in range(run.start, run.start + len(run.token_ids))]
+        metadata = AttentionMetadata.build(micro_batch, self._cache)
+        output: torch.Tensor = self._module(inputs, torch.tensor(positions, device=self.device), metadata, self._cache)
+        if not self.is_last:
+            return output
+        return self._module.logits(output[_sampled_rows(micro_batch)])
+
+    @torch.inference_mode()
+    def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int]:
+        """Draws one token per run that has `sampling`, in the order of the runs.
+
+        Raises:
+            ModelError: logits that are not finite.
+        """
+        samplings = [run.sampling for run in micro_batch.runs if run.sampling is not None]
+        return sample(logits, samplings)
+
+
+def _sampled_rows(micro_batch: MicroBatch) -> list[int]:
+    """Rows of the last token of each run that has `sampling`."""
+    rows = []
+    end = 0
+    for run in micro_batch.runs:
+        end += len(run.token_ids)
+        if run.sampling is not None:
+            rows.append(end - 1)
+    return rows
+
+
+def _require_memory(
+    needed_bytes: int, what: str, device: str, advice: str = "; use more stages or a smaller model"
+) -> None:
+    free_bytes = free_memory_bytes(device)
+    if needed_bytes > free_bytes:
+        raise OutOfMemoryError(
+            f"Not enough memory for {what}: {format_bytes(needed_bytes)} needed, {format_bytes(free_bytes)} free on "
+            f"{device}, {format_bytes(needed_bytes - free_bytes)} missing{advice}."
+        )

@@ -1,0 +1,157 @@
+"""Draws tokens from logits: exact, and a pure function of one row of logits and its `Sampling`.
+
+Every draw uses one uniform number keyed by (seed, choice, position) and the inverse of the cumulative distribution in
+token order, so that a result depends on neither the other rows, nor the number of stages, nor earlier draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn.functional import threshold as zero_up_to
+
+from fullbore.errors import ModelError
+from fullbore.scheduler.micro_batch import Sampling
+
+_GREEDY_BELOW = 1e-5  # temperatures below differ from greedy only between logits that are equal for all purposes
+_BLOCK = 256  # tokens per partial sum of the cumulative distribution
+_FIRST_CANDIDATES = 64  # tokens looked at for top_p before sorting all
+_LARGEST_TOPK = 256  # beyond, a full sort is faster
+_BELOW_ONE = 1 - 2**-53
+_MASK_64 = 2**64 - 1
+
+
+def sample(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
+    """One token id per row.
+
+    `top_k` applies before `top_p`, which counts within the k tokens. Tokens that tie with the last one allowed are
+    allowed too, so that the choice does not depend on the order of a sort.
+
+    Args:
+        logits: [rows, vocab_size], float32.
+        samplings: one per row.
+
+    Raises:
+        ModelError: a row has no finite maximum (NaN or infinite logits).
+    """
+    if not samplings:
+        return []
+    highest, best_ids = logits.max(-1)
+    _check_finite(highest)
+    token_ids: list[int] = best_ids.tolist()
+    random_rows = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
+    if random_rows:
+        if len(random_rows) < len(samplings):
+            logits, highest = logits[random_rows], highest[random_rows]
+        drawn = _draw(logits, highest, [samplings[row] for row in random_rows])
+        for row, token_id in zip(random_rows, drawn, strict=True):
+            token_ids[row] = token_id
+    return token_ids
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A uniform number in [0, 1) with 53 random bits, always the same for the same key."""
+    state = 0
+    for part in (seed, choice, position):
+        state = _mix((state ^ part) & _MASK_64)
+    return (state >> 11) * 2**-53
+
+
+def _mix(state: int) -> int:
+    """SplitMix64: one step of its counter and its finaliser, a bijection of 64-bit integers."""
+    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return state ^ (state >> 31)
+
+
+def _is_greedy(sampling: Sampling) -> bool:
+    return sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1
+
+
+def _check_finite(highest: torch.Tensor) -> None:
+    """`max` passes NaN on, so the maximum alone tells whether a row can be used."""
+    is_finite = torch.isfinite(highest)
+    if not bool(is_finite.all()):
+        raise ModelError(
+            f"The model's logits are not finite in {int((~is_finite).sum())} of {len(highest)} rows: its weights are "
+            "broken, or its activations overflow in this type; try --dtype float32 or --dtype bfloat16."
+        )
+
+
+def _draw(logits: torch.Tensor, highest: torch.Tensor, samplings: list[Sampling]) -> list[int]:
+    """Draws from softmax(logits / temperature), limited to the tokens that top_k and top_p allow."""
+    rows, vocab_size = logits.shape
+    num_blocks = -(-vocab_size // _BLOCK)
+    padded = logits.new_zeros(rows, num_blocks * _BLOCK)
+    weights = padded[:, :vocab_size]  # unnormalised probabilities; the highest is 1
+    temperature = torch.tensor([sampling.temperature for sampling in samplings], device=logits.device)
+    torch.sub(logits, highest[:, None], out=weights)
+    weights.div_(temperature[:, None]).exp_()
+    blocks = padded.view(rows, num_blocks, _BLOCK)
+    for row, threshold in _thresholds(weights, blocks, samplings).items():
+        limit = np.nextafter(threshold, np.float32(0)).item()  # what is equal stays
+        zero_up_to(weights[row], limit, 0, inplace=True)
+
+    uniforms = [uniform(sampling.seed, sampling.choice, sampling.position) for sampling in samplings]
+    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    block, rest = _invert_cumulative(blocks.sum(-1).double(), target)
+    inside, _ = _invert_cumulative(blocks[torch.arange(rows, device=logits.device), block].double(), rest)
+    token_ids: list[int] = (block * _BLOCK + inside).tolist()
+    return token_ids
+
+
+def _invert_cumulative(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first index at which the cumulative share exceeds `target`, and how far `target` lies into its weight.
+
+    An index of weight 0 is never chosen. Shapes: [rows, n] float64 and [rows] in [0, 1) -> [rows] and [rows] in [0, 1).
+    """
+    cumulative = weights.cumsum(-1)
+    wanted = (target * cumulative[:, -1])[:, None]
+    index = torch.searchsorted(cumulative, wanted, right=True)
+    own = weights.gather(1, index)
+    before = cumulative.gather(1, index) - own
+    share = ((wanted - before) / own).clamp(0, _BELOW_ONE)
+    return index[:, 0], share[:, 0]
+
+
+def _thresholds(weights: torch.Tensor, blocks: torch.Tensor, samplings: list[Sampling]) -> dict[int, np.float32]:
+    """The least weight that top_k and top_p allow, for the rows that have a limit."""
+    vocab_size = weights.shape[1]
+    top_ks = {row: s.top_k for row, s in enumerate(samplings) if 0 < s.top_k < vocab_size}
+    top_ps = [row for row, s in enumerate(samplings) if s.top_p < 1 and row not in top_ks]
+    thresholds: dict[int, np.float32] = {}
+    if top_ks:
+        for row, heaviest in zip(top_ks, _heaviest(weights, list(top_ks), max(top_ks.values())), strict=True):
+            allowed = heaviest[: top_ks[row]]
+            thresholds[row] = _nucleus(allowed, samplings[row].top_p * allowed.sum(dtype=np.float64))
+    totals = blocks.sum(-1).double().sum(-1).tolist() if top_ps else []
+    for num_candidates in (_FIRST_CANDIDATES, vocab_size):
+        if not top_ps:
+            break
+        for row, heaviest in zip(top_ps, _heaviest(weights, top_ps, num_candidates), strict=True):
+            wanted = samplings[row].top_p * totals[row]
+            if num_candidates == vocab_size or heaviest.sum(dtype=np.float64) >= wanted:
+                thresholds[row] = _nucleus(heaviest, wanted)
+        top_ps = [row for row in top_ps if row not in thresholds]
+    return thresholds
+
+
+def _nucleus(heaviest: np.ndarray, wanted: float) -> np.float32:
+    """The weight at which the sum of the heaviest weights, in descending order, reaches `wanted`."""
+    index = int(np.searchsorted(heaviest.cumsum(dtype=np.float64), wanted))
+    result: np.float32 = heaviest[min(index, len(heaviest) - 1)]
+    return result
+
+
+def _heaviest(weights: torch.Tensor, rows: list[int], count: int) -> np.ndarray:
+    """The `count` greatest weights of the given rows in descending order: [len(rows), count], on the host."""
+    selected = weights if len(rows) == len(weights) else weights[rows]
+    count = min(count, selected.shape[1])
+    if count <= _LARGEST_TOPK:
+        return selected.topk(count, dim=-1).values.cpu().numpy()
+    if selected.device.type == "cpu":  # numpy sorts 30 times as fast as torch here
+        return np.sort(selected.numpy(), axis=-1)[:, ::-1][:, :count]
+    return selected.sort(dim=-1, descending=True).values[:, :count].cpu().numpy()
