@@ -1,0 +1,96 @@
+"""The model's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from jinja2 import TemplateError
+
+from fullbore.errors import ModelError, RequestError
+
+
+class ChatMessage(TypedDict):
+    """One turn of a conversation, as chat templates expect it."""
+
+    role: str
+    content: str
+
+
+class Tokenizer:
+    """Text to token ids and back. Safe to use from several threads."""
+
+    def __init__(self, pretrained: Any) -> None:
+        """`pretrained`: a transformers tokenizer backed by the tokenizers library."""
+        self._pretrained = pretrained
+        self._backend = pretrained.backend_tokenizer
+        # Some tokenizer files cut every text to the length used in training.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    @classmethod
+    def load(cls, model_path: Path | str) -> Tokenizer:
+        """Reads the tokenizer in a model folder.
+
+        Raises:
+            ModelError: there is none, it is broken, or it needs code of its own.
+        """
+        from transformers import AutoTokenizer  # takes seconds to import
+
+        try:
+            pretrained = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        except Exception as error:  # every tokenizer format fails in its own way
+            raise ModelError(
+                f"No usable tokenizer in {model_path} ({_first_line(error)}). "
+                "The folder needs tokenizer.json, or the files that transformers makes one from."
+            ) from error
+        if not getattr(pretrained, "is_fast", False):
+            raise ModelError(
+                f"The tokenizer in {model_path} ({type(pretrained).__name__}) is not backed by the tokenizers library; "
+                "convert it to a tokenizer.json first."
+            )
+        return cls(pretrained)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._pretrained.chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` puts in what the model wants at the start, such as BOS.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError("The text contains a lone surrogate, which is not valid Unicode.", "prompt") from error
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of token ids, without special tokens such as end-of-text. Ids that are no token give nothing."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=True))
+
+    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+        """Token ids of a conversation, in the model's chat format, up to where the assistant's answer starts.
+
+        Raises:
+            RequestError: the model has no chat template, or its template refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions (LLM.generate) with the prompt as plain text.",
+                "messages",
+            )
+        try:
+            text = self._pretrained.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(
+                f"The model's chat template refuses these messages: {_first_line(error)}", "messages"
+            ) from error
+        return self.encode(text, add_special_tokens=False)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
