@@ -31,7 +31,7 @@ from fullbore.scheduler.kv_blocks import ROOT, BlockPool
 from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run, Sampling
 from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_depth, prefill_quota_tokens
 from fullbore.scheduler.request import FinishReason, Request, TokenOutput
-from fullbore.telemetry.spans import StageRecord
+from fullbore.telemetry.spans import DriverRecord, StageRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,7 @@ class Scheduler:
         self._slot_freed_s = 0.0
         self._memory_freed_s = 0.0
         self._blocked_on: Literal["slot", "memory"] | None = None
+        self._is_memory_short = False  # the last attempt to admit or to go on prefilling lacked blocks
 
         self._counts: Counter[str] = Counter()
 
@@ -187,6 +188,28 @@ class Scheduler:
             prompt_tokens=counts["prompt_tokens"],
             cached_tokens=counts["cached_tokens"],
         )
+
+    def record(self, event: str, now_ns: int, micro_batch: MicroBatch | None = None) -> DriverRecord:
+        """The driver's record of an event that has just happened: a launch or result of `micro_batch`, or another."""
+        record = DriverRecord(
+            at_ns=now_ns,
+            event=event,
+            micro_batch_id=-1 if micro_batch is None else micro_batch.id,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            ready=len(self._ready),
+            in_flight=len(self._in_flight),
+            free_blocks=self.pool.num_free,
+            is_memory_short=self._is_memory_short and bool(self._waiting or self._prefilling),
+        )
+        if event == "launch" and micro_batch is not None:
+            entry = self._in_flight[micro_batch.id]
+            record.reason = micro_batch.launch_reason
+            record.reason_since_ns = round(micro_batch.launch_reason_since_s * 1e9)
+            record.num_requests = len(entry.runs)
+            record.num_decodes = entry.num_decodes
+            record.prefill_tokens = entry.prefill_tokens
+        return record
 
     # -------------------------------------------------------------------------------------------------- launch
 
@@ -439,6 +462,7 @@ class Scheduler:
         """Gives the request blocks for its next `tokens` tokens if there are any left; it is the newest and waits."""
         missing = ceil((request.num_launched_tokens + tokens) / self.config.page_size) - len(request.block_ids)
         blocks = self.pool.allocate(max(missing, 0))
+        self._is_memory_short = blocks is None
         if blocks is None:
             self._blocked_on = "memory"
             return False
@@ -461,6 +485,7 @@ class Scheduler:
             self.pool.release(blocks)
             self._refused_with = (request.request_id, self.pool.num_free)
             self._blocked_on = "memory"
+            self._is_memory_short = True
             return None
         self._waiting.popleft()
         request.block_ids = blocks
