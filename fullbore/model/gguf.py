@@ -130,6 +130,8 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _convert(path: Path, folder: Path, progress: Callable[[str, int, int], None]) -> None:
+    file_bytes = path.stat().st_size
+    progress("reading the GGUF file", 0, file_bytes)
     reader = _open(path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -138,6 +140,7 @@ def _convert(path: Path, folder: Path, progress: Callable[[str, int, int], None]
     _check_complete(path, config, sources)
     require_free_space(folder, sum(source.nbytes for source in sources) + 100_000_000)
     _save_tokenizer(path, metadata, folder)
+    progress("reading the GGUF file", file_bytes, file_bytes)
     _save_weights(path, config, sources, folder, progress)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _generation_config(config, metadata))
