@@ -1,4 +1,4 @@
-"""The record that each stage makes of each micro-batch: when what happened, in monotonic nanoseconds.
+"""The records that stages and driver make of each micro-batch: when what happened, in monotonic nanoseconds.
 
 Real stages and simulated ones fill the same struct. On one host CLOCK_MONOTONIC is shared by all processes, so the
 times of different stages can be compared directly.
@@ -7,6 +7,8 @@ times of different stages can be compared directly.
 from __future__ import annotations
 
 from msgspec import Struct
+
+from fullbore.scheduler.micro_batch import LaunchReason
 
 
 class StageRecord(Struct, array_like=True, gc=False):
@@ -50,3 +52,15 @@ class DriverRecord(Struct, array_like=True, gc=False):
     num_requests: int = 0
     num_decodes: int = 0
     prefill_tokens: int = 0
+
+
+class LaunchRecord(Struct, array_like=True, gc=False):
+    """One launch, as the driver saw it. `reason_since_s` and `launched_ns` are on the same monotonic clock."""
+
+    micro_batch_id: int
+    launched_ns: int
+    reason: LaunchReason
+    reason_since_s: float
+    num_requests: int
+    num_tokens: int
+    in_flight: int  # this one included
