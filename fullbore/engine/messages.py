@@ -12,6 +12,17 @@ from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import TokenOutput
 from fullbore.telemetry.spans import StageRecord
 
+# ------------------------------------------------------------------------------------------ client -> driver, once
+
+
+class DriverSetup(Struct):
+    """On the driver's standard input, as JSON."""
+
+    config: EngineConfig
+    run_dir: str  # private folder of this run: sockets and the torch.distributed rendezvous file
+    client_pid: int
+
+
 # ---------------------------------------------------------------------------------------------- driver -> stage
 
 
@@ -92,7 +103,8 @@ class StageFailed(Struct, tag=True):
     stage: int
     message: str
     stack: str
-    is_out_of_memory: bool = False
+    error: str = "EngineDeadError"  # class in fullbore.errors
+    is_peer_lost: bool = False  # only a neighbour's connection broke: look for the culprit elsewhere
 
 
 FromStage = Loading | Loaded | StageReady | Heartbeat | Executed | StageFailed
@@ -121,13 +133,17 @@ class GetStats(Struct, tag=True):
     pass
 
 
+class Ping(Struct, tag=True):
+    """Answered with Pong at once: how a client that hears nothing tells an idle driver from a stuck one."""
+
+
 class StopDriver(Struct, tag=True):
     """Stop admitting, let running requests finish for `grace_s`, then cut them, stop the stages and exit."""
 
     grace_s: float
 
 
-ToDriver = AddRequest | AbortRequest | GetStats | StopDriver
+ToDriver = AddRequest | AbortRequest | GetStats | Ping | StopDriver
 
 # --------------------------------------------------------------------------------------------- driver -> client
 
@@ -144,6 +160,8 @@ class EngineInfo(Struct, tag=True):
     """The resolved engine: sent once, when requests may come."""
 
     config: EngineConfig
+    model_path: str
+    model_name: str
     architecture: str
     dtype: str
     device: str
@@ -157,13 +175,29 @@ class EngineInfo(Struct, tag=True):
 
 
 class LoadProgress(Struct, tag=True):
+    """A step of starting. `stage` -1: fetching or converting the model, before the stages start."""
+
     stage: int
-    loaded_bytes: int
+    what: str  # "downloading …", "loading"
+    done_bytes: int
     total_bytes: int
 
 
 class Outputs(Struct, tag=True):
     outputs: list[TokenOutput]
+
+
+class Rejected(Struct, tag=True):
+    """The request never entered the pipeline."""
+
+    request_id: int
+    message: str
+    param: str | None  # the offending field in the API, if there is one
+    is_stopping: bool = False  # nothing wrong with the request: the engine admits no more
+
+
+class Pong(Struct, tag=True):
+    pass
 
 
 class EngineStats(Struct, tag=True):
@@ -191,10 +225,11 @@ class EngineDead(Struct, tag=True):
     message: str
     stage: int | None
     stack: str
+    error: str = "EngineDeadError"  # class in fullbore.errors
     exit_code: int = 1
 
 
-FromDriver = EngineInfo | LoadProgress | Outputs | EngineStats | EngineDead
+FromDriver = EngineInfo | LoadProgress | Outputs | Rejected | Pong | EngineStats | EngineDead
 
 # ------------------------------------------------------------------------------------------------------ coding
 

@@ -1,0 +1,157 @@
+"""The engine for an asyncio program, such as the HTTP server: one stream of tokens per request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from threading import Event
+
+import zmq.asyncio
+
+from fullbore.config import EngineConfig
+from fullbore.engine.client import CHECK_PERIOD_S, EXIT_TIMEOUT_S, EngineClient, OnProgress
+from fullbore.engine.messages import (
+    AddRequest,
+    EngineDead,
+    EngineInfo,
+    EngineStats,
+    FromDriver,
+    GetStats,
+    Outputs,
+    Rejected,
+)
+from fullbore.errors import EngineDeadError, FullboreError, RequestError
+from fullbore.scheduler.request import TokenOutput
+
+_Item = TokenOutput | FullboreError
+
+
+class AsyncEngineClient:
+    """A running engine. All methods belong to the event loop that `start` was awaited in."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.info: EngineInfo = client.info
+        self.death: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
+        self._client = client
+        self._queues: dict[int, asyncio.Queue[_Item]] = {}
+        self._stats_waiters: list[asyncio.Future[EngineStats]] = []
+        self._has_ended = asyncio.Event()
+        self._reader = asyncio.create_task(self._read(), name="engine-reader")
+
+    @classmethod
+    async def start(cls, config: EngineConfig, on_progress: OnProgress | None = None) -> AsyncEngineClient:
+        """Starts driver and stages and waits until requests may come. Cancelling it ends them.
+
+        Args:
+            on_progress: called with every step of loading, from another thread.
+
+        Raises:
+            FullboreError: the subclass that fits, with one sentence; nothing is left running.
+        """
+        cancelled = Event()
+        try:
+            client = await asyncio.to_thread(EngineClient.start, config, on_progress, cancelled)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return cls(client)
+
+    @property
+    def dead(self) -> EngineDead | None:
+        """Why the pipeline is gone; None while it is well. `death` can be awaited instead."""
+        return self._client.dead
+
+    def next_request_id(self) -> int:
+        return self._client.next_request_id()
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput, None]:
+        """The request's tokens as they come; the last one has a finish reason. Leaving early aborts the request.
+
+        Raises:
+            RequestError: the request can never be served.
+            EngineDeadError: the pipeline is gone, or shutting down.
+        """
+        queue: asyncio.Queue[_Item] = asyncio.Queue()
+        self._client.add(request)
+        self._queues[request.request_id] = queue
+        has_ended = False
+        try:
+            while not has_ended:
+                item = await queue.get()
+                if isinstance(item, FullboreError):
+                    has_ended = True
+                    raise item
+                has_ended = item.finish_reason is not None
+                yield item
+        finally:
+            del self._queues[request.request_id]
+            if not has_ended:
+                with suppress(EngineDeadError):
+                    self._client.abort(request.request_id)
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges now. Raises EngineDeadError."""
+        waiter: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._client.send(GetStats())
+        self._stats_waiters.append(waiter)
+        return await waiter
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Admits no more requests, lets running ones finish for `grace_s`, then ends everything. Twice is fine."""
+        self._client.begin_stop(grace_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._has_ended.wait(), grace_s + EXIT_TIMEOUT_S)
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+        self._fail_all(EngineDeadError("The engine was stopped."))
+        self._client.close()
+
+    async def _read(self) -> None:
+        """Hands out what the driver sends until the engine ends, well or not."""
+        socket = zmq.asyncio.Socket(shadow=self._client.from_driver)
+        while self.dead is None and not self._client.has_exited():
+            await socket.poll(int(CHECK_PERIOD_S * 1e3))
+            messages = self._client.drain()
+            for message in messages:
+                self._hand_out(message)
+            if not messages:
+                self._client.check_driver()
+        for message in self._client.drain():
+            self._hand_out(message)
+        self._client.check_driver()
+        if self.dead is not None:
+            self.death.set_result(self.dead)
+            self._fail_all(EngineDeadError(self.dead.message))
+        self._has_ended.set()
+
+    def _hand_out(self, message: FromDriver) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                self._put(output.request_id, output)
+        elif isinstance(message, Rejected):
+            error = (
+                EngineDeadError(message.message)
+                if message.is_stopping
+                else RequestError(message.message, message.param)
+            )
+            self._put(message.request_id, error)
+        elif isinstance(message, EngineStats):
+            waiters, self._stats_waiters = self._stats_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(message)
+
+    def _put(self, request_id: int, item: _Item) -> None:
+        queue = self._queues.get(request_id)
+        if queue is not None:  # else its consumer has left
+            queue.put_nowait(item)
+
+    def _fail_all(self, error: FullboreError) -> None:
+        for queue in self._queues.values():
+            queue.put_nowait(error)
+        for waiter in self._stats_waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._stats_waiters = []

@@ -1,0 +1,439 @@
+"""The driver: `python -m fullbore.engine.driver`, started by the client with a DriverSetup on standard input.
+
+It owns the scheduler and the stage processes. One loop: take messages from the client and the stages, launch what
+can be launched, hand out tokens, look after the stages.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import msgspec
+import zmq
+
+from fullbore.config import EngineConfig
+from fullbore.engine import run_dir
+from fullbore.engine.child import ParentWatch, ignore_terminal_signals
+from fullbore.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    AllocateKV,
+    DriverSetup,
+    EngineDead,
+    EngineInfo,
+    EngineStats,
+    Execute,
+    Executed,
+    FromDriver,
+    FromStage,
+    GetStats,
+    Loading,
+    LoadProgress,
+    Outputs,
+    Ping,
+    Pong,
+    Rejected,
+    Shutdown,
+    StageInfo,
+    StageSetup,
+    StopDriver,
+    ToDriver,
+    encode,
+    from_stage_decoder,
+    to_driver_decoder,
+)
+from fullbore.engine.placement import Placement, place_model
+from fullbore.engine.records import Records
+from fullbore.engine.sizing import num_kv_blocks
+from fullbore.engine.supervisor import Supervisor, cores_of_stages
+from fullbore.errors import EngineDeadError, FullboreError, RequestError
+from fullbore.scheduler.request import Request, TokenOutput
+from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
+
+_POLL_MS = 100  # the most that deadlines, the supervisor's look and a stop may be late
+_DRAIN_S = 2.0  # when stopping: micro-batches in flight get this long to come out
+
+
+class StageError(Exception):
+    """A verdict about a stage; carries what the client is told."""
+
+    def __init__(self, dead: EngineDead) -> None:
+        super().__init__(dead.message)
+        self.dead = dead
+
+
+class StopAskedError(Exception):
+    """The client asked to stop before the engine was up."""
+
+
+class Links:
+    """The driver's sockets to the client and from the stages."""
+
+    def __init__(self, path: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._from_client = self._socket(zmq.PULL)
+        self._from_client.bind(run_dir.driver_address(path))
+        self._to_client = self._socket(zmq.PUSH)
+        self._to_client.connect(run_dir.client_address(path))
+        self._from_stages = self._socket(zmq.PULL)
+        self._from_stages.bind(run_dir.from_stages_address(path))
+        self._poller = zmq.Poller()
+        self._poller.register(self._from_client, zmq.POLLIN)
+        self._poller.register(self._from_stages, zmq.POLLIN)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        socket.set_hwm(0)  # bounded by the requests that run; a full queue would only block this loop
+        return socket
+
+    def wait(self, timeout_ms: int) -> None:
+        self._poller.poll(timeout_ms)
+
+    def client_messages(self) -> Iterator[ToDriver]:
+        for data in _drain(self._from_client):
+            yield to_driver_decoder.decode(data)
+
+    def stage_messages(self) -> Iterator[FromStage]:
+        for data in _drain(self._from_stages):
+            yield from_stage_decoder.decode(data)
+
+    def send(self, message: FromDriver) -> None:
+        self._to_client.send(encode(message))
+
+    def close(self) -> None:
+        """Closes everything; what was sent to the client gets a second to leave."""
+        self.context.destroy(linger=1000)
+
+
+def _drain(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[bytes]:
+    """What is there now, but not without end: launches must not wait for a flood of messages to stop."""
+    for _ in range(most):
+        try:
+            yield socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+# ---------------------------------------------------------------------------------------------------------- start-up
+
+
+def start_stages(config: EngineConfig, placement: Placement, path: str, links: Links) -> Supervisor:
+    """Starts one process per stage; they load in parallel."""
+    is_pinned = placement.devices[0] == "cpu" and placement.architecture != "sleep"
+    cores = cores_of_stages(config.pp_size, config.threads_per_stage) if is_pinned else [()] * config.pp_size
+    setups = [
+        StageSetup(
+            config=config,
+            model_path=placement.path,
+            stage=stage,
+            partition=placement.partition,
+            device=placement.devices[stage],
+            dtype=placement.dtype,
+            cpu_cores=cores[stage],
+            run_dir=path,
+            driver_pid=os.getpid(),
+        )
+        for stage in range(config.pp_size)
+    ]
+    return Supervisor(setups, links.context)
+
+
+def bring_up(config: EngineConfig, placement: Placement, links: Links, supervisor: Supervisor) -> EngineInfo:
+    """Waits until all stages have loaded, gives them their KV blocks, and waits until they are connected.
+
+    Raises:
+        StageError: a stage failed.
+        OutOfMemoryError: the KV cache does not fit.
+        EngineDeadError: it takes longer than `load_timeout_s`.
+        StopAskedError: the client does not want it any more.
+    """
+    end_s = time.monotonic() + config.load_timeout_s
+    stages = supervisor.stages
+
+    def wait_until(is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            links.wait(_POLL_MS)
+            for message in links.stage_messages():
+                supervisor.heard(message)
+                if isinstance(message, Loading):
+                    links.send(LoadProgress(message.stage, "loading", message.loaded_bytes, message.total_bytes))
+            _raise_if_dead(supervisor)
+            for request in links.client_messages():
+                if isinstance(request, StopDriver):
+                    raise StopAskedError
+                if isinstance(request, Ping):
+                    links.send(Pong())
+            if time.monotonic() > end_s:
+                raise EngineDeadError(f"Loading took longer than --load-timeout-s {config.load_timeout_s:g}.")
+
+    wait_until(lambda: all(stage.loaded is not None for stage in stages))
+    loaded = [stage.loaded for stage in stages if stage.loaded is not None]
+    num_blocks = num_kv_blocks(config, loaded, placement.devices, placement.context_length)
+    supervisor.send(AllocateKV(num_blocks))
+    wait_until(lambda: all(stage.is_ready for stage in stages))
+
+    capacity_tokens = num_blocks * config.page_size
+    return EngineInfo(
+        config=msgspec.structs.replace(
+            config,
+            pp_layer_partition=placement.partition,
+            context_length=min(placement.context_length, capacity_tokens),
+            max_total_tokens=capacity_tokens,
+            dtype=placement.dtype,
+            device=placement.devices[0].partition(":")[0],
+        ),
+        model_path=placement.path,
+        model_name=placement.name,
+        architecture=placement.architecture,
+        dtype=placement.dtype,
+        device=placement.devices[0].partition(":")[0],
+        vocab_size=placement.vocab_size,
+        context_length=min(placement.context_length, capacity_tokens),
+        num_kv_blocks=num_blocks,
+        kv_capacity_tokens=capacity_tokens,
+        in_flight_limit=0,  # the scheduler's; filled in by the driver
+        eos_token_ids=placement.eos_token_ids,
+        stages=[
+            StageInfo(
+                stage,
+                placement.layer_ranges[stage],
+                placement.devices[stage],
+                loaded[stage].pid,
+                loaded[stage].weight_bytes,
+            )
+            for stage in range(config.pp_size)
+        ],
+    )
+
+
+def _raise_if_dead(supervisor: Supervisor) -> None:
+    dead = supervisor.find_dead(time.monotonic())
+    if dead is not None:
+        raise StageError(dead)
+
+
+# ----------------------------------------------------------------------------------------------------------- serving
+
+
+class Driver:
+    """Serves requests with stages that are up."""
+
+    def __init__(self, info: EngineInfo, links: Links, supervisor: Supervisor) -> None:
+        config = info.config
+        self.links = links
+        self.supervisor = supervisor
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                num_kv_blocks=info.num_kv_blocks,
+                pp_size=config.pp_size,
+                pp_async_batch_depth=config.pp_async_batch_depth,
+                pp_max_micro_batch_size=config.pp_max_micro_batch_size,
+                chunked_prefill_size=config.chunked_prefill_size,
+                max_running_requests=config.max_running_requests,
+                page_size=config.page_size,
+                context_length=info.context_length,
+                enable_prefix_cache=not config.disable_radix_cache,
+            )
+        )
+        self.info = msgspec.structs.replace(info, in_flight_limit=self.scheduler.in_flight_limit)
+        self.records = Records(config.pp_size)
+        self._last_stage = config.pp_size - 1
+        self._stop_tokens = frozenset(info.eos_token_ids)
+        self._live: set[int] = set()  # requests whose end the client has not been told
+        self._outputs: list[TokenOutput] = []
+        self._progress: dict[int, int] = {}  # micro-batch in flight -> stages that are done with it
+        self._progress_s = time.monotonic()  # when a micro-batch last got on
+        self._stop_at_s: float | None = None  # set: admit nothing; cut what still runs at this time
+
+    def serve(self) -> None:
+        """Runs until StopDriver. Raises StageError when the pipeline breaks."""
+        while not self._is_stopped():
+            self.links.wait(_POLL_MS)
+            for message in self.links.stage_messages():
+                self._take_from_stage(message)
+            for request in self.links.client_messages():
+                self._take_from_client(request)
+            self._outputs += self.scheduler.expire(time.monotonic())
+            self._launch()
+            self._hand_out()
+            self._look_after_stages()
+        self._finish()
+
+    def _take_from_stage(self, message: FromStage) -> None:
+        if not isinstance(message, Executed):
+            self.supervisor.heard(message)
+            return
+        record = message.record
+        self.records.executed(record)
+        self.scheduler.observe(record)
+        now_s = self._progress_s = time.monotonic()
+        if record.stage < self._last_stage:
+            if record.micro_batch_id in self._progress:  # a later stage's message may overtake an earlier one's
+                self._progress[record.micro_batch_id] = record.stage + 1
+        else:
+            self._progress.pop(record.micro_batch_id, None)
+            self._outputs += self.scheduler.complete(record.micro_batch_id, message.token_ids or [], now_s)
+
+    def _take_from_client(self, message: ToDriver) -> None:
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, AbortRequest):
+            self._abort(message.request_id)
+        elif isinstance(message, GetStats):
+            self.links.send(self.stats())
+        elif isinstance(message, Ping):
+            self.links.send(Pong())
+        elif self._stop_at_s is None:
+            self._stop_at_s = time.monotonic() + message.grace_s
+
+    def _add(self, message: AddRequest) -> None:
+        if self._stop_at_s is not None:
+            self.links.send(Rejected(message.request_id, "The server is shutting down.", None, is_stopping=True))
+            return
+        now_s = time.monotonic()
+        request = Request(
+            request_id=message.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            max_tokens=message.max_tokens,
+            temperature=message.temperature,
+            top_p=message.top_p,
+            top_k=message.top_k,
+            seed=message.seed,
+            choice=message.choice,
+            stop_token_ids=frozenset() if message.ignore_eos else self._stop_tokens,
+            arrival_s=now_s,
+            deadline_s=None if message.timeout_s is None else now_s + message.timeout_s,
+        )
+        try:
+            self.scheduler.add(request)
+        except RequestError as error:
+            self.links.send(Rejected(message.request_id, str(error), error.param))
+        else:
+            self._live.add(message.request_id)
+
+    def _abort(self, request_id: int) -> None:
+        output = self.scheduler.abort(request_id)
+        if output is not None:
+            self._outputs.append(output)
+
+    def _launch(self) -> None:
+        while (micro_batch := self.scheduler.next_micro_batch(time.monotonic())) is not None:
+            self.supervisor.send(Execute(micro_batch))
+            if not self._progress:
+                self._progress_s = time.monotonic()
+            self._progress[micro_batch.id] = 0
+            self.records.launched(micro_batch, time.monotonic_ns(), len(self._progress))
+
+    def _hand_out(self) -> None:
+        if not self._outputs:
+            return
+        self._live.difference_update(output.request_id for output in self._outputs if output.finish_reason is not None)
+        self.links.send(Outputs(self._outputs))
+        self._outputs = []
+
+    def _look_after_stages(self) -> None:
+        _raise_if_dead(self.supervisor)
+        limit_s = self.supervisor.step_timeout_s + self.supervisor.stage_timeout_s
+        stalled_s = time.monotonic() - self._progress_s
+        if self._progress and stalled_s > limit_s:
+            oldest = min(self._progress)
+            message = f"did not return micro-batch {oldest} within {stalled_s:.0f} s."
+            raise StageError(self.supervisor.blame(self._progress[oldest], message))
+
+    def _is_stopped(self) -> bool:
+        if self._stop_at_s is None:
+            return False
+        return not self._live or time.monotonic() >= self._stop_at_s
+
+    def _finish(self) -> None:
+        """Cuts what still runs, lets the pipeline run dry, and ends the stages."""
+        for request_id in sorted(self._live):
+            self._abort(request_id)
+        self._hand_out()
+        end_s = time.monotonic() + _DRAIN_S
+        while self._progress and time.monotonic() < end_s:
+            self.links.wait(_POLL_MS)
+            for message in self.links.stage_messages():
+                self._take_from_stage(message)
+            _raise_if_dead(self.supervisor)
+        self.supervisor.send(Shutdown())
+        self.supervisor.wait_for_exits()
+
+    def stats(self) -> EngineStats:
+        state = self.scheduler.state()
+        return EngineStats(
+            running=state.running,
+            waiting=state.waiting,
+            in_flight=state.in_flight,
+            used_blocks=state.used_blocks,
+            free_blocks=state.free_blocks,
+            preemptions=state.preemptions,
+            micro_batches=state.micro_batches,
+            generated_tokens=state.generated_tokens,
+            prompt_tokens=state.prompt_tokens,
+            cached_tokens=state.cached_tokens,
+            max_in_flight=max(self.records.in_flight_at_launch, default=0),
+            in_flight_at_launch=dict(self.records.in_flight_at_launch),
+            requests_in_micro_batch=dict(self.records.requests_in_micro_batch),
+            stage_busy_s=self.records.stage_busy_s,
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- main
+
+
+def run(setup: DriverSetup, links: Links) -> None:
+    """From nothing to stopped. Whatever happens, no stage is left."""
+
+    def report(what: str, done_bytes: int, total_bytes: int) -> None:
+        links.send(LoadProgress(-1, what, done_bytes, total_bytes))
+
+    placement = place_model(setup.config, report)
+    supervisor = start_stages(setup.config, placement, setup.run_dir, links)
+    try:
+        driver = Driver(bring_up(setup.config, placement, links, supervisor), links, supervisor)
+        supervisor.is_serving = True
+        gc.collect()
+        gc.freeze()
+        links.send(driver.info)
+        driver.serve()
+    finally:
+        supervisor.kill()
+
+
+def main() -> None:
+    """Exit code 0 after a stop, otherwise the error's; the client is told why."""
+    ignore_terminal_signals()
+    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=DriverSetup)
+
+    def clean_up() -> None:
+        run_dir.remove(setup.run_dir)
+        os._exit(1)  # and the system ends the stages with their parent
+
+    ParentWatch(setup.client_pid, clean_up).start()
+    links = Links(setup.run_dir)
+    dead: EngineDead | None = None
+    try:
+        run(setup, links)
+    except StopAskedError:
+        pass
+    except StageError as error:
+        dead = error.dead
+    except FullboreError as error:
+        dead = EngineDead(str(error), None, "", type(error).__name__, error.exit_code)
+    except Exception as error:
+        message = f"The engine's driver failed: {type(error).__name__}: {error}"
+        dead = EngineDead(message, None, traceback.format_exc())
+    if dead is not None:
+        links.send(dead)
+    links.close()
+    sys.exit(0 if dead is None else dead.exit_code)
+
+
+if __name__ == "__main__":
+    main()

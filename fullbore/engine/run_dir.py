@@ -1,0 +1,91 @@
+"""The private folder of one engine: its sockets and the stages' rendezvous file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+_PREFIX = "fullbore-run-"
+_LOCK = "lock"
+_MAX_SOCKET_PATH_BYTES = 100  # the system's limit for a local socket's path is 107
+
+
+class RunDir:
+    """Readable by the owner alone (mode 0700). Removed by whoever of client, driver and stages ends last or survives.
+
+    The client holds a lock in it; a folder whose lock nobody holds was left by processes that were all killed at once,
+    and the next start removes it.
+    """
+
+    def __init__(self, path: Path, lock: IO[bytes]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls) -> RunDir:
+        parent = Path(tempfile.gettempdir())
+        if len(os.fsencode(parent)) + len(_PREFIX) + 40 > _MAX_SOCKET_PATH_BYTES:
+            parent = Path("/tmp")
+        _remove_abandoned(parent)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            try:
+                return cls(path, _lock(path / _LOCK))
+            except OSError:  # another start took it for abandoned between the two lines above
+                continue
+
+    def remove(self) -> None:
+        remove(self.path)
+        self._lock.close()
+
+
+def remove(path: Path | str) -> None:
+    """Removes a run folder; it may be gone already, or be going."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+# Receivers bind and senders connect: what is sent before the other side is up waits in the sender's queue.
+
+
+def driver_address(path: Path | str) -> str:
+    return f"ipc://{path}/to-driver"
+
+
+def client_address(path: Path | str) -> str:
+    return f"ipc://{path}/to-client"
+
+
+def stage_address(path: Path | str, stage: int) -> str:
+    return f"ipc://{path}/to-stage-{stage}"
+
+
+def from_stages_address(path: Path | str) -> str:
+    return f"ipc://{path}/from-stages"
+
+
+def rendezvous_file(path: Path | str) -> Path:
+    return Path(path) / "rendezvous"
+
+
+def _lock(path: Path) -> IO[bytes]:
+    lock = path.open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for path in parent.glob(_PREFIX + "*"):
+        with suppress(OSError):
+            if path.stat().st_uid != os.getuid() or not (path / _LOCK).exists():
+                continue
+            with _lock(path / _LOCK):
+                remove(path)

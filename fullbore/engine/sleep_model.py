@@ -1,0 +1,64 @@
+"""Settings and expected outputs of stages that sleep instead of computing (see sleep_runner). No torch.
+
+sleep://layers=8,layer_ms=2,token_ms=0.1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from fullbore.errors import ModelError
+
+_SCHEME = "sleep://"
+_WEIGHT_PERIOD = 1_000_003
+
+
+class SleepModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings behind `sleep://`. A stage takes layers · (layer_ms + tokens · token_ms), the last + head_ms."""
+
+    layers: int = 8
+    layer_ms: float = 1.0
+    token_ms: float = 0.0
+    head_ms: float = 0.0
+    vocab: int = 1000
+    hidden: int = 16
+    context: int = 4096
+    eos: int = -1  # -1: none
+    load_ms: float = 0.0
+    fail: str = ""  # what goes wrong on stage `fail_stage` in its `fail_at`-th micro-batch: raise, memory, exit or hang
+    fail_stage: int = 0
+    fail_at: int = 0
+
+
+def is_sleep_model(model: str) -> bool:
+    return model.startswith(_SCHEME)
+
+
+def parse(model: str) -> SleepModel:
+    """`sleep://layers=8,layer_ms=2` -> SleepModel. Raises ModelError for an unknown key or a wrong value."""
+    pairs = [item.partition("=") for item in model.removeprefix(_SCHEME).split(",") if item]
+    try:
+        return msgspec.convert({key: value for key, _, value in pairs}, SleepModel, strict=False)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{model} is not a valid sleep model: {error}.") from None
+
+
+def expected_tokens(model: SleepModel, prompt: Sequence[int], count: int, seed: int | None = None) -> list[int]:
+    """The first `count` tokens that any pipeline of this model gives; `seed` None: greedy. Ignores end tokens."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(draw(checksum(tokens), seed, 0, model.vocab))
+    return tokens[len(prompt) :]
+
+
+def checksum(tokens: Iterable[int]) -> int:
+    """A number that depends on every token and on its position."""
+    return sum((token + 1) * (position * 2_654_435_761 % _WEIGHT_PERIOD + 1) for position, token in enumerate(tokens))
+
+
+def draw(checksum: int, seed: int | None, choice: int, vocab: int) -> int:
+    """The token that follows a sequence of this checksum; `seed` None: greedy."""
+    key = checksum if seed is None else checksum + 7919 * (seed % 2**64) + 104_729 * choice + 1
+    return (key * 6_364_136_223_846_793_005 % 2**64 >> 33) % vocab

@@ -1,0 +1,310 @@
+"""How hidden states go from one stage to the next.
+
+One message per hop: a fixed header, then the rows. The receiver knows from the plan what must come; the header says
+what did come, so that a mix-up is an error naming both micro-batches and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from fullbore.errors import EngineDeadError
+
+HEADER_BYTES = 64  # one cache line: the rows behind it stay aligned
+PING_ID = -1  # sent once between neighbours at start, so that the first request does not pay for connecting
+
+_HEADER = struct.Struct("<4sIqqq")  # magic, dtype code, micro-batch id, tokens, hidden size
+_MAGIC = b"fbmb"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FOREVER = timedelta(days=365)  # the driver decides what is stuck, not a timeout in here
+
+
+class WrongMessageError(EngineDeadError):
+    """Other hidden states arrived than the plan says."""
+
+
+class PeerLostError(EngineDeadError):
+    """The connection to a neighbour broke; the neighbour, not this stage, is likely the culprit."""
+
+
+class Received(Protocol):
+    """Hidden states on their way in."""
+
+    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+        """Blocks until they are here. Returns [num_tokens, hidden_size], valid until `release`.
+
+        Raises:
+            WrongMessageError: another micro-batch, size or dtype arrived.
+            PeerLostError: the previous stage is gone, or nothing came within `timeout_s` (None: no limit).
+        """
+        ...
+
+    def release(self) -> None:
+        """The rows are used up; their buffer may be filled again."""
+        ...
+
+
+class Sent(Protocol):
+    """Hidden states on their way out."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Blocks until the next stage has them. Raises PeerLostError."""
+        ...
+
+
+class Transport(Protocol):
+    """One stage's two ends: from the previous stage and to the next one. Micro-batches pass in order."""
+
+    def post_receive(self, micro_batch_id: int, num_tokens: int) -> Received:
+        """Makes ready for this micro-batch; data may flow in while the stage computes something else."""
+        ...
+
+    def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
+        """Copies `hidden` ([num_tokens, hidden_size]) and starts sending it; `hidden` may be reused at once."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------- message and buffers
+
+
+class MessageFormat:
+    """Writes and checks messages of one hidden size and dtype."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        self.hidden_size = hidden_size
+        self.dtype = dtype
+        self._dtype_code = _DTYPES.index(dtype)
+        self._row_bytes = hidden_size * dtype.itemsize
+
+    def num_bytes(self, num_tokens: int) -> int:
+        return HEADER_BYTES + num_tokens * self._row_bytes
+
+    def rows(self, buffer: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """The message's rows as a view of the buffer: [num_tokens, hidden_size]."""
+        payload = buffer[HEADER_BYTES : self.num_bytes(num_tokens)]
+        return payload.view(self.dtype).view(num_tokens, self.hidden_size)
+
+    def write(self, buffer: torch.Tensor, micro_batch_id: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Fills `buffer` (uint8) and returns the part of it to send."""
+        if hidden.dtype != self.dtype or hidden.shape[1:] != (self.hidden_size,):
+            raise WrongMessageError(
+                f"Micro-batch {micro_batch_id}: the stage made hidden states of {hidden.dtype} {tuple(hidden.shape)}, "
+                f"but {self.dtype} with {self.hidden_size} columns are agreed."
+            )
+        num_tokens = hidden.shape[0]
+        header = bytearray(HEADER_BYTES)
+        _HEADER.pack_into(header, 0, _MAGIC, self._dtype_code, micro_batch_id, num_tokens, self.hidden_size)
+        buffer[:HEADER_BYTES].copy_(torch.frombuffer(header, dtype=torch.uint8))
+        self.rows(buffer, num_tokens).copy_(hidden)
+        return buffer[: self.num_bytes(num_tokens)]
+
+    def read(self, buffer: torch.Tensor, micro_batch_id: int, num_tokens: int) -> torch.Tensor:
+        """Checks the message in `buffer` and returns its rows.
+
+        Raises:
+            WrongMessageError: it is not the expected one.
+        """
+        header = buffer[:HEADER_BYTES].cpu().numpy().tobytes()
+        found = _HEADER.unpack_from(header)
+        expected = (_MAGIC, self._dtype_code, micro_batch_id, num_tokens, self.hidden_size)
+        if found != expected:
+            raise WrongMessageError(_explain_mismatch(found, expected))
+        return self.rows(buffer, num_tokens)
+
+
+def _explain_mismatch(found: tuple[Any, ...], expected: tuple[Any, ...]) -> str:
+    if found[0] != _MAGIC:
+        return f"Expected micro-batch {expected[2]} but received something that is not a fullbore message."
+    parts = [
+        f"micro-batch {header[2]} ({header[3]} tokens, hidden size {header[4]}, dtype code {header[1]})"
+        for header in (expected, found)
+    ]
+    return f"Expected {parts[0]} from the previous stage but received {parts[1]}."
+
+
+class BufferPool:
+    """Message buffers, reused. All have room for `max_tokens` rows; a larger message gets a buffer that is not kept."""
+
+    def __init__(self, message_format: MessageFormat, max_tokens: int, device: torch.device) -> None:
+        self._format = message_format
+        self._num_bytes = message_format.num_bytes(max_tokens)
+        self._device = device
+        self._free: list[torch.Tensor] = []
+
+    def take(self, num_tokens: int) -> torch.Tensor:
+        num_bytes = self._format.num_bytes(num_tokens)
+        if num_bytes <= self._num_bytes and self._free:
+            return self._free.pop()
+        return torch.empty(max(num_bytes, self._num_bytes), dtype=torch.uint8, device=self._device)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        if buffer.numel() == self._num_bytes:
+            self._free.append(buffer)
+
+
+# ------------------------------------------------------------------------------------------------ torch.distributed
+
+
+class _TorchReceived:
+    def __init__(self, transport: TorchTransport, micro_batch_id: int, num_tokens: int) -> None:
+        self._transport = transport
+        self._micro_batch_id = micro_batch_id
+        self._num_tokens = num_tokens
+        self._buffer = transport.receive_buffers.take(num_tokens)
+        # gloo ends the process when a message is longer than the buffer but takes a shorter one, so there the whole
+        # buffer is offered and the header decides. NCCL needs equal sizes on both sides.
+        exact = transport.message_format.num_bytes(num_tokens)
+        posted = self._buffer[:exact] if transport.is_nccl else self._buffer
+        self._work = _guarded(transport, lambda: dist.irecv(posted, src=transport.stage - 1))
+
+    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+        _wait(self._transport, self._work, timeout_s, f"stage {self._transport.stage - 1}")
+        return self._transport.message_format.read(self._buffer, self._micro_batch_id, self._num_tokens)
+
+    def release(self) -> None:
+        self._transport.receive_buffers.give_back(self._buffer)
+
+
+class _TorchSent:
+    def __init__(self, transport: TorchTransport, micro_batch_id: int, hidden: torch.Tensor) -> None:
+        self._transport = transport
+        self._buffer: torch.Tensor | None = transport.send_buffers.take(hidden.shape[0])
+        message = transport.message_format.write(self._buffer, micro_batch_id, hidden)
+        self._work = _guarded(transport, lambda: dist.isend(message, dst=transport.stage + 1))
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._buffer is not None:
+            _wait(self._transport, self._work, timeout_s, f"stage {self._transport.stage + 1}")
+            self._transport.send_buffers.give_back(self._buffer)
+            self._buffer = None
+
+
+def _guarded(transport: TorchTransport, start: Any) -> Any:
+    try:
+        return start()
+    except RuntimeError as error:
+        raise PeerLostError(f"Stage {transport.stage} lost the connection to a neighbour: {error}") from error
+
+
+def _wait(transport: TorchTransport, work: Any, timeout_s: float | None, peer: str) -> None:
+    try:
+        work.wait(_FOREVER if timeout_s is None else timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise PeerLostError(f"Stage {transport.stage} lost the connection to {peer}: {error}") from error
+
+
+class TorchTransport:
+    """`torch.distributed` point-to-point: gloo between CPU stages, NCCL between GPU stages (one device per stage)."""
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        num_stages: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_tokens: int,
+    ) -> None:
+        self.stage = stage
+        self.num_stages = num_stages
+        self.device = device
+        self.is_nccl = device.type == "cuda"
+        self.message_format = MessageFormat(hidden_size, dtype)
+        self.receive_buffers = BufferPool(self.message_format, max_tokens, device)
+        self.send_buffers = BufferPool(self.message_format, max_tokens, device)
+        self._outstanding: deque[_TorchSent] = deque()
+        # Beyond the in-flight limit the oldest send has surely been received, so waiting for it takes no time.
+        self._max_outstanding = 2 * num_stages + 4
+
+    def connect(self, rendezvous_file: Path) -> None:
+        """Meets the other stages through a file in the private run folder and exchanges a ping with the neighbours."""
+        store = dist.FileStore(str(rendezvous_file), self.num_stages)  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "nccl" if self.is_nccl else "gloo",
+            store=store,
+            rank=self.stage,
+            world_size=self.num_stages,
+            timeout=_FOREVER,
+            device_id=self.device if self.is_nccl else None,
+        )
+        if self.stage > 0:
+            ping = self.post_receive(PING_ID, 0)
+            ping.wait()
+            ping.release()
+        if self.stage < self.num_stages - 1:
+            empty = torch.empty((0, self.message_format.hidden_size), dtype=self.message_format.dtype)
+            self.send(PING_ID, empty).wait()
+
+    def post_receive(self, micro_batch_id: int, num_tokens: int) -> Received:
+        return _TorchReceived(self, micro_batch_id, num_tokens)
+
+    def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
+        while len(self._outstanding) >= self._max_outstanding:
+            self._outstanding.popleft().wait()
+        sent = _TorchSent(self, micro_batch_id, hidden)
+        self._outstanding.append(sent)
+        return sent
+
+    def close(self) -> None:
+        """Waits for what is still being sent, then leaves the group. All stages close together."""
+        while self._outstanding:
+            self._outstanding.popleft().wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+# --------------------------------------------------------------------------------------------------------- loopback
+
+
+class LoopbackTransport:
+    """The same messages and checks between stages that live in one process. `link` joins two neighbours."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        self.message_format = MessageFormat(hidden_size, dtype)
+        self.inbox: deque[torch.Tensor] = deque()
+        self._next: LoopbackTransport | None = None
+
+    def link(self, next_stage: LoopbackTransport) -> None:
+        self._next = next_stage
+
+    def post_receive(self, micro_batch_id: int, num_tokens: int) -> Received:
+        return _LoopbackReceived(self, micro_batch_id, num_tokens)
+
+    def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
+        assert self._next is not None, "the last stage has no next stage"
+        buffer = torch.empty(self.message_format.num_bytes(hidden.shape[0]), dtype=torch.uint8)
+        self.message_format.write(buffer, micro_batch_id, hidden)
+        self._next.inbox.append(buffer)
+        return _LoopbackSent()
+
+
+class _LoopbackReceived:
+    def __init__(self, transport: LoopbackTransport, micro_batch_id: int, num_tokens: int) -> None:
+        self._transport = transport
+        self._micro_batch_id = micro_batch_id
+        self._num_tokens = num_tokens
+        self._buffer: torch.Tensor | None = None
+
+    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+        if not self._transport.inbox:
+            raise PeerLostError(f"Micro-batch {self._micro_batch_id} was not sent by the previous stage.")
+        self._buffer = self._transport.inbox.popleft()
+        return self._transport.message_format.read(self._buffer, self._micro_batch_id, self._num_tokens)
+
+    def release(self) -> None:
+        if self._buffer is not None:
+            self._buffer.fill_(0xFF)  # NaN in every dtype: a stage that still uses the rows is found out
+            self._buffer = None
+
+
+class _LoopbackSent:
+    def wait(self, timeout_s: float | None = None) -> None:
+        pass
