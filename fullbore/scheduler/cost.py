@@ -60,8 +60,9 @@ class DecodeCurve:
             return self.seconds[high] * self.drift
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         value = self.seconds[low] + slope * (size - low)
-        floor = min(self.seconds.values()) / 2  # a noisy first segment must not extrapolate to nothing
-        return max(value, floor) * self.drift
+        if not low < size < high:  # a noisy segment must not extrapolate to nothing
+            value = max(value, min(self.seconds.values()) / 2)
+        return value * self.drift
 
 
 class PrefillFit:
@@ -120,14 +121,21 @@ def _solve(matrix: list[list[float]], vector: list[float], terms: tuple[int, ...
     return [rows[i][size] / rows[i][i] for i in range(size)]
 
 
+def _towards(mean: float, value: float) -> float:
+    """Exponential average; the first value counts in full."""
+    value = max(value, 0.0)
+    return value if mean == 0 else mean + _OVERHEAD_WEIGHT * (value - mean)
+
+
 class CostModel:
     """Estimates for all stages of one pipeline."""
 
     def __init__(self, num_stages: int) -> None:
         self.decode = [DecodeCurve() for _ in range(num_stages)]
         self.prefill = [PrefillFit() for _ in range(num_stages)]
+        self.plan_s = 0.0  # from launch to the plan's arrival at stage 0
         self.hops_s = [0.0] * num_stages  # transfer into each stage
-        self.return_s = 0.0  # from the last stage's sample to the driver and back to stage 0
+        self.return_s = 0.0  # from the last stage's sample to the driver
         self.version = 0  # changes when estimates moved enough to reconsider decisions
         self._observed = 0
         self._memo: dict[int, tuple[float, float]] = {}
@@ -144,7 +152,7 @@ class CostModel:
     @property
     def overhead_s(self) -> float:
         """Σh + c: what a micro-batch's round trip takes beyond the stages' own times."""
-        return sum(self.hops_s) + self.return_s
+        return self.plan_s + sum(self.hops_s) + self.return_s
 
     def seed_decode(self, stage: int, num_requests: int, seconds: float) -> None:
         """A probe's measurement of one stage."""
@@ -167,11 +175,18 @@ class CostModel:
         if self._observed % (16 * len(self.decode)) == 0:
             self._changed()
 
-    def observe_hop(self, stage: int, seconds: float) -> None:
-        self.hops_s[stage] += _OVERHEAD_WEIGHT * (max(seconds, 0.0) - self.hops_s[stage])
+    def observe_plan(self, seconds: float, is_exact: bool) -> None:
+        """Inexact: it took no longer than `seconds`; that tells something only if it was thought to take longer."""
+        if is_exact or seconds < self.plan_s:
+            self.plan_s = _towards(self.plan_s, seconds)
+
+    def observe_hop(self, stage: int, seconds: float, is_exact: bool) -> None:
+        """The transfer into `stage`; inexact as above."""
+        if is_exact or seconds < self.hops_s[stage]:
+            self.hops_s[stage] = _towards(self.hops_s[stage], seconds)
 
     def observe_return(self, seconds: float) -> None:
-        self.return_s += _OVERHEAD_WEIGHT * (max(seconds, 0.0) - self.return_s)
+        self.return_s = _towards(self.return_s, seconds)
 
     def decode_s(self, num_requests: int) -> tuple[float, float]:
         """(Σ_i s_i, max_i s_i) for a decode micro-batch of that many requests."""

@@ -107,6 +107,7 @@ class Scheduler:
         self._refused_with: tuple[int, int] | None = None  # (request, free blocks) when memory last refused admission
         self._in_flight: dict[int, InFlight] = {}
         self._num_sampling_in_flight = 0
+        self._stage_end_ns = [0] * config.pp_size  # of each stage's latest record
         self._next_id = 0
         self._next_arrival = 0
 
@@ -322,6 +323,8 @@ class Scheduler:
 
     def observe(self, record: StageRecord) -> None:
         """Takes in a stage's record of a micro-batch in flight; the last stage's must come before `complete`."""
+        free_ns = self._stage_end_ns[record.stage]
+        self._stage_end_ns[record.stage] = record.sample_end_ns
         entry = self._in_flight.get(record.micro_batch_id)
         if entry is None:
             return
@@ -329,14 +332,23 @@ class Scheduler:
         busy_s = (record.sample_end_ns - record.compute_start_ns) * 1e-9
         pairs = float(entry.prefill_token_pairs)
         self.costs.observe(record.stage, entry.num_decodes, entry.prefill_tokens, pairs, busy_s)
-        if record.stage == 0:
-            entry.stage_end_ns[-1] = record.plan_received_ns
-        else:
-            sent_ns = entry.stage_end_ns.get(record.stage - 1)
-            if sent_ns is not None:
-                began_ns = max(sent_ns, record.receive_posted_ns)
-                self.costs.observe_hop(record.stage, (record.receive_end_ns - began_ns) * 1e-9)
+        self._observe_way_to(entry, record, free_ns)
         entry.stage_end_ns[record.stage] = record.sample_end_ns
+
+    def _observe_way_to(self, entry: InFlight, record: StageRecord, free_ns: int) -> None:
+        """How long the plan (first stage) or the hidden states (the others) were under way.
+
+        `free_ns` is when the stage was done with the micro-batch before. What came while it was still busy was seen
+        only then: the way took so long at most.
+        """
+        if record.stage == 0:
+            way_s = record.plan_received_ns * 1e-9 - entry.launched_s
+            self.costs.observe_plan(way_s, is_exact=free_ns * 1e-9 <= entry.launched_s)
+            return
+        sent_ns = entry.stage_end_ns.get(record.stage - 1)
+        if sent_ns is not None:
+            is_exact = max(free_ns, record.receive_posted_ns) <= sent_ns
+            self.costs.observe_hop(record.stage, (record.receive_end_ns - sent_ns) * 1e-9, is_exact)
 
     def complete(self, micro_batch_id: int, token_ids: list[int], now_s: float) -> list[TokenOutput]:
         """Applies a result: one token for each run that was to be sampled, in the plan's order.
@@ -356,7 +368,9 @@ class Scheduler:
         del self._in_flight[micro_batch_id]
         self._num_sampling_in_flight -= entry.num_sampled > 0
         self._slot_freed_s = self._now_s = now_s
-        self._observe_return(entry, now_s)
+        last_end_ns = entry.stage_end_ns.get(self.config.pp_size - 1)
+        if last_end_ns is not None:
+            self.costs.observe_return(now_s - last_end_ns * 1e-9)
 
         outputs: list[TokenOutput] = []
         tokens = iter(token_ids)
@@ -383,13 +397,6 @@ class Scheduler:
             self._num_decoding -= 1
             self._forget(request, reason)
         return TokenOutput(request.request_id, token, reason, request.num_cached_tokens)
-
-    def _observe_return(self, entry: InFlight, now_s: float) -> None:
-        last_end_ns = entry.stage_end_ns.get(self.config.pp_size - 1)
-        plan_received_ns = entry.stage_end_ns.get(-1)
-        if last_end_ns is not None and plan_received_ns is not None:
-            there_s = plan_received_ns * 1e-9 - entry.launched_s
-            self.costs.observe_return(max(there_s, 0.0) + now_s - last_end_ns * 1e-9)
 
     # ----------------------------------------------------------------------------------------- ends, preemption
 
