@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fullbore.scheduler.micro_batch import LaunchReason
-
 
 class StageRecord(Struct, array_like=True, gc=False):
     """One micro-batch on one stage. Times never decrease from one field to the next.
@@ -52,15 +50,3 @@ class DriverRecord(Struct, array_like=True, gc=False):
     num_requests: int = 0
     num_decodes: int = 0
     prefill_tokens: int = 0
-
-
-class LaunchRecord(Struct, array_like=True, gc=False):
-    """One launch, as the driver saw it. `reason_since_s` and `launched_ns` are on the same monotonic clock."""
-
-    micro_batch_id: int
-    launched_ns: int
-    reason: LaunchReason
-    reason_since_s: float
-    num_requests: int
-    num_tokens: int
-    in_flight: int  # this one included
