@@ -58,11 +58,12 @@ def _sources(name: str, tensor: torch.Tensor, checkpoint: Checkpoint, tied_embed
     """The tensors of the file that make up a parameter, and the part of it that each fills."""
     if name == HEAD_NAME:
         return {checkpoint.head_name(tied_embeddings): ...}
-    if name in checkpoint:
-        return {name: ...}
+    mixtral_name = name.replace(".mlp.", ".block_sparse_moe.")
+    if mixtral_name in checkpoint:
+        return {mixtral_name: ...}
     fused = _FUSED_EXPERTS.fullmatch(name)
-    if fused is None:
-        return {name.replace(".mlp.", ".block_sparse_moe."): ...}  # Mixtral's name for it
+    if name in checkpoint or fused is None:
+        return {name: ...}
     layer, projection = fused.groups()
     is_mixtral = f"{layer}.block_sparse_moe.gate.weight" in checkpoint
     experts = f"{layer}.block_sparse_moe.experts" if is_mixtral else f"{layer}.mlp.experts"
