@@ -1,0 +1,205 @@
+"""Evidence: files of any kind, each recognised by content, read into typed readings that know their source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullbore.explain.evidence import (
+    account,
+    bench,
+    dmon,
+    launch,
+    notes,
+    nvidia_smi,
+    prometheus,
+    server_info,
+    smi_table,
+    trace,
+)
+from fullbore.explain.evidence.files import EvidenceFile, find_files
+from fullbore.explain.evidence.gpu import Gpu
+from fullbore.explain.evidence.log import LogReadings
+from fullbore.explain.evidence.recognise import Kind, recognise
+from fullbore.explain.facts import Reading
+from fullbore.explain.secrets import Masker
+
+MAX_JSON_CHARS = 64 << 20
+
+
+@dataclass
+class FileNote:
+    """What a file was taken for. `is_evidence` is False where nothing could be used."""
+
+    name: str
+    kind: str
+    is_evidence: bool
+    remark: str = ""
+
+
+@dataclass
+class Evidence:
+    """Everything that was read, by kind."""
+
+    files: list[FileNote] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    launches: list[launch.Launch] = field(default_factory=list)
+    logs: LogReadings = field(default_factory=LogReadings)
+    metrics: list[prometheus.MetricsDump] = field(default_factory=list)
+    server_infos: list[server_info.ServerInfo] = field(default_factory=list)
+    traces: list[trace.TraceRank] = field(default_factory=list)
+    bench: list[bench.BenchRow] = field(default_factory=list)
+    notes: dict[str, Reading] = field(default_factory=dict)
+    accounts: list[account.Account] = field(default_factory=list)
+    masker: Masker = field(default_factory=Masker)
+
+    @property
+    def is_readable(self) -> bool:
+        return any(note.is_evidence for note in self.files)
+
+
+def read_evidence(paths: list[Path], on_file: Callable[[str], None] | None = None) -> Evidence:
+    """Reads files and folders. Never raises for what is in a file: the file's note says what was wrong with it.
+
+    Args:
+        on_file: told each file's name before it is read.
+    """
+    evidence = Evidence()
+    files, evidence.problems = find_files(paths)
+    for file in files:
+        if on_file is not None:
+            on_file(file.name)
+        kind = recognise(file.head, file.is_binary, file.is_empty)
+        if kind not in (Kind.TRACE, Kind.NVIDIA_SMI_CSV, Kind.DMON, Kind.METRICS, Kind.BINARY):
+            evidence.masker.learn(file.head)
+        evidence.files.append(_read_file(file, kind, evidence))
+    return evidence
+
+
+def _read_file(file: EvidenceFile, kind: Kind, evidence: Evidence) -> FileNote:
+    try:
+        note = _READERS[kind](file, evidence)
+    except RecursionError:
+        note = FileNote(file.name, kind, False, "nested too deeply")
+    if file.problem:
+        note.remark = "; ".join(part for part in (note.remark, file.problem) if part)
+    return note
+
+
+def _gpus(read: Callable[..., list[Gpu]], kind: Kind) -> Callable[[EvidenceFile, Evidence], FileNote]:
+    def reader(file: EvidenceFile, evidence: Evidence) -> FileNote:
+        gpus = read(file.lines(), file.name)
+        evidence.gpus += gpus
+        if not gpus:
+            return FileNote(file.name, kind, False, "no samples in it")
+        loaded = max(gpu.load.utilisation_percent.count for gpu in gpus)
+        idle = max(gpu.idle.utilisation_percent.count for gpu in gpus)
+        return FileNote(file.name, kind, True, f"{len(gpus)} GPUs, {loaded} moments under load, {idle} idle")
+
+    return reader
+
+
+def _launch(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    launches = launch.read(file.lines(), file.name)
+    evidence.launches += launches
+    engines = ", ".join(dict.fromkeys(one.engine for one in launches))
+    return FileNote(file.name, Kind.LAUNCH, bool(launches), engines or "no engine is started in it")
+
+
+def _log(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    understood = evidence.logs.read(file.lines(), file.name)
+    return FileNote(
+        file.name, Kind.LOG, understood > 0 or evidence.logs.last_line_s is not None, f"{understood} lines used"
+    )
+
+
+def _metrics(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    dump = prometheus.read(file.lines(), file.name)
+    if not dump.samples:
+        return FileNote(file.name, Kind.METRICS, False, "no sample in it could be read")
+    evidence.metrics.append(dump)
+    return FileNote(file.name, Kind.METRICS, dump.engine is not None, dump.engine or "of no known engine")
+
+
+def _trace(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    rank = trace.read(file)
+    if not rank.compute:
+        return FileNote(file.name, Kind.TRACE, False, rank.problem or "no kernels and no batches in it")
+    evidence.traces.append(rank)
+    which = f"rank {rank.rank}" if rank.rank is not None else "rank unknown"
+    of = f" of {rank.world_size}" if rank.world_size else ""
+    return FileNote(file.name, Kind.TRACE, True, "; ".join(part for part in (which + of, rank.problem) if part))
+
+
+def _json(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    text = file.text(MAX_JSON_CHARS)
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        rows = _json_lines(text)
+        if rows is None:
+            where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            return FileNote(file.name, "broken JSON", False, f"it cannot be parsed{where}")
+        tree = rows
+    return _json_tree(tree, text, file, evidence)
+
+
+def _json_lines(text: str) -> list[Any] | None:
+    """JSON Lines, the last one perhaps cut short."""
+    rows: list[Any] = []
+    lines = [line for line in text.splitlines() if line.strip()]
+    for position, line in enumerate(lines):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            return rows if rows and position == len(lines) - 1 else None
+    return rows or None
+
+
+def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> FileNote:
+    if server_info.is_server_info(tree):
+        info = server_info.read(tree, file.name, text)
+        evidence.server_infos.append(info)
+        return FileNote(
+            file.name, "/server_info reply", True, " ".join(part for part in (info.engine, info.version) if part)
+        )
+    if account.is_account(tree):
+        evidence.accounts.append(account.read(tree, file.name))
+        return FileNote(file.name, "fullbore account", True, f"{len(tree['stages'])} stages")
+    rows = bench.rows_of(tree)
+    if rows:
+        evidence.bench += bench.read(rows, file.name, text)
+        return FileNote(file.name, "bench results", True, f"{len(rows)} measurements")
+    if isinstance(tree, dict) and tree:
+        found = notes.read(tree, file.name, text)
+        evidence.notes |= found
+        for reading in found.values():
+            evidence.masker.learn(f"{reading.name}={reading.value}")
+        return FileNote(file.name, "notes", True, f"{len(found)} facts")
+    return FileNote(file.name, "JSON of no known kind", False, "neither bench results nor notes nor a server's reply")
+
+
+def _useless(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    kind = recognise(file.head, file.is_binary, file.is_empty)
+    remark = "unpack it first" if kind is Kind.ARCHIVE else "not used"
+    return FileNote(file.name, kind, False, remark)
+
+
+_READERS: dict[Kind, Callable[[EvidenceFile, Evidence], FileNote]] = {
+    Kind.NVIDIA_SMI_CSV: _gpus(nvidia_smi.read, Kind.NVIDIA_SMI_CSV),
+    Kind.NVIDIA_SMI_TABLE: _gpus(smi_table.read, Kind.NVIDIA_SMI_TABLE),
+    Kind.DMON: _gpus(dmon.read, Kind.DMON),
+    Kind.LAUNCH: _launch,
+    Kind.LOG: _log,
+    Kind.METRICS: _metrics,
+    Kind.TRACE: _trace,
+    Kind.JSON: _json,
+    Kind.ARCHIVE: _useless,
+    Kind.BINARY: _useless,
+    Kind.EMPTY: _useless,
+    Kind.UNKNOWN: _useless,
+}

@@ -1,0 +1,29 @@
+"""Timestamps of log lines, as seconds on a scale that only differences are taken of."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from functools import lru_cache
+
+_ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_NO_YEAR = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+_SEARCHED_CHARS = 90
+
+
+def log_time_s(line: str) -> float | None:
+    """Seconds of the first timestamp near the start of a line; lines without a year are taken to be of one year."""
+    match = _ISO.search(line, 0, _SEARCHED_CHARS)
+    if match is not None:
+        return _seconds(match.groups())
+    match = _NO_YEAR.search(line, 0, _SEARCHED_CHARS)
+    return _seconds(("2000", *match.groups())) if match is not None else None
+
+
+@lru_cache(maxsize=4096)
+def _seconds(parts: tuple[str, ...]) -> float | None:
+    try:
+        year, month, day, hour, minute, second = (int(part) for part in parts)
+        return datetime(year, month, day, hour, minute, min(second, 59)).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,104 @@
+"""nvidia-smi --query-gpu=… --format=csv: any columns in any order, `;` and decimal commas, [N/A], repeated headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fullbore.explain.evidence.files import Line
+from fullbore.explain.evidence.gpu import Gpu, GpuSample, Machine, number
+from fullbore.explain.facts import Source
+
+# Column (units cut off) -> field of Gpu or of its Samples.
+_COLUMNS = {
+    "utilization.gpu": "utilisation_percent",
+    "power.draw": "power_w",
+    "power.draw.average": "power_w",
+    "power.limit": "power_limit_w",
+    "enforced.power.limit": "power_limit_w",
+    "power.default_limit": "default_power_limit_w",
+    "clocks.sm": "sm_clock_mhz",
+    "clocks.current.sm": "sm_clock_mhz",
+    "clocks.gr": "sm_clock_mhz",
+    "clocks.current.graphics": "sm_clock_mhz",
+    "clocks.max.sm": "max_sm_clock_mhz",
+    "clocks.max.graphics": "max_sm_clock_mhz",
+    "temperature.gpu": "temperature_c",
+    "memory.used": "memory_used_mib",
+    "memory.total": "memory_total_mib",
+    "pcie.link.gen.current": "link_gen",
+    "pcie.link.gen.gpucurrent": "link_gen",
+    "pcie.link.width.current": "link_width",
+    "pcie.link.gen.max": "max_link_gen",
+    "pcie.link.gen.gpumax": "max_link_gen",
+    "pcie.link.width.max": "max_link_width",
+}
+_IDENTITY = ("index", "pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid")
+_REASON = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
+_HARMLESS_REASONS = {"gpu_idle", "active", "supported", "applications_clocks_setting"}
+# Bits of clocks_event_reasons.active that slow a GPU down.
+_REASON_BITS = {0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown"}
+_REASON_BITS[0x80] = "hw_power_brake_slowdown"
+
+
+def read(lines: Iterable[Line], file: str) -> list[Gpu]:
+    """All GPUs of the machine that the file is of."""
+    machine = Machine(file)
+    header: list[str] | None = None
+    separator = ","
+    numbers: dict[str, int] = {}  # identity of a GPU -> its number
+    for line_number, line in lines:
+        if _is_header(line):
+            separator = max(";\t,", key=line.count)
+            header = [_column(cell) for cell in line.split(separator)]
+            continue
+        if header is None or not line.strip():
+            continue
+        cells = [cell.strip().strip('"') for cell in line.split(separator)]
+        if len(cells) < 2:
+            continue
+        row = dict(zip(header, cells, strict=False))
+        machine.add(_sample(row, _number_of(row, numbers), Source(file, line_number)))
+    machine.flush()
+    return list(machine.gpus.values())
+
+
+def _is_header(line: str) -> bool:
+    low = line.lower()
+    return ("[" in low or "." in low) and sum(name in low for name in (*_COLUMNS, "timestamp", "index", "name")) >= 2
+
+
+def _column(cell: str) -> str:
+    return re.sub(r"\[.*?\]", "", cell).strip().strip('"').lower()
+
+
+def _number_of(row: dict[str, str], numbers: dict[str, int]) -> int:
+    for name in _IDENTITY:
+        identity = row.get(name)
+        if identity:
+            if name == "index" and identity.isdigit() and len(identity) < 6:
+                return int(identity)
+            return numbers.setdefault(identity, len(numbers))
+    return 0
+
+
+def _sample(row: dict[str, str], index: int, source: Source) -> GpuSample:
+    sample = GpuSample(index, source, name=row.get("name") or row.get("gpu_name"))
+    for column, cell in row.items():
+        field = _COLUMNS.get(column)
+        if field is not None and (value := number(cell)) is not None:
+            sample.values.setdefault(field, value)
+        elif (match := _REASON.fullmatch(column)) is not None:
+            sample.throttle_reasons += _reasons(match[1], cell)
+    return sample
+
+
+def _reasons(name: str, cell: str) -> list[str]:
+    if name == "active" and cell.lower().startswith("0x"):
+        try:
+            bits = int(cell, 16)
+        except ValueError:
+            return []
+        return [reason for bit, reason in _REASON_BITS.items() if bits & bit]
+    is_active = cell.lower() == "active"
+    return [name] if is_active and name not in _HARMLESS_REASONS else []
