@@ -134,10 +134,10 @@ def _fill_with_random_weights(model: PreTrainedModel, seed: int) -> None:
         elif tensor.dim() == 1:
             tensor.copy_(0.2 * noise)
         elif "embed_tokens" in name or "lm_head" in name:
-            # Logits with a standard deviation of about 4, whether the matrix is the head too or not.
-            tensor.copy_(noise * 4 / math.sqrt(tensor.shape[-1]))
+            # Logits with a standard deviation of about 2, whether the matrix is the head too or not.
+            tensor.copy_(noise * 2 / math.sqrt(tensor.shape[-1]))
         else:
-            gain = 2.0 if "q_" in name or "k_proj" in name or ".gate.weight" in name else 1.0
+            gain = 2.0 if ".gate.weight" in name else 1.4 if "q_" in name or "k_proj" in name else 1.0
             tensor.copy_(noise * gain / math.sqrt(tensor.shape[-1]))
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -387,7 +388,10 @@ def _save_tokenizer(path: Path, metadata: dict[str, Any], folder: Path) -> None:
             f"{path}: its tokenizer ({kind}, {split}) is not supported; use the model's Hugging Face folder instead."
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        # Alone in a folder: transformers would mix in the tokenizer files of another model that lie beside it.
+        with tempfile.TemporaryDirectory() as alone:
+            (Path(alone) / "model.gguf").symlink_to(path.resolve())
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file="model.gguf")
     except Exception as error:
         raise ModelError(f"{path}: its tokenizer cannot be read ({error}); use its Hugging Face folder.") from None
     if split in _DIGIT_SPLITS:
