@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
 
 import zmq.asyncio
@@ -36,7 +37,6 @@ class AsyncEngineClient:
         self._client = client
         self._queues: dict[int, asyncio.Queue[_Item]] = {}
         self._stats_waiters: list[asyncio.Future[EngineStats]] = []
-        self._has_ended = asyncio.Event()
         self._reader = asyncio.create_task(self._read(), name="engine-reader")
 
     @classmethod
@@ -61,6 +61,11 @@ class AsyncEngineClient:
     def dead(self) -> EngineDead | None:
         """Why the pipeline is gone; None while it is well. `death` can be awaited instead."""
         return self._client.dead
+
+    @property
+    def run_dir(self) -> Path:
+        """The private folder with the engine's sockets."""
+        return self._client.run_dir
 
     def next_request_id(self) -> int:
         return self._client.next_request_id()
@@ -101,30 +106,24 @@ class AsyncEngineClient:
         """Admits no more requests, lets running ones finish for `grace_s`, then ends everything. Twice is fine."""
         self._client.begin_stop(grace_s)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._has_ended.wait(), grace_s + EXIT_TIMEOUT_S)
-        self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+            await asyncio.wait_for(self._reader, grace_s + EXIT_TIMEOUT_S)
         self._fail_all(EngineDeadError("The engine was stopped."))
         self._client.close()
 
     async def _read(self) -> None:
         """Hands out what the driver sends until the engine ends, well or not."""
         socket = zmq.asyncio.Socket(shadow=self._client.from_driver)
-        while self.dead is None and not self._client.has_exited():
+        while not self._client.has_ended:
             await socket.poll(int(CHECK_PERIOD_S * 1e3))
             messages = self._client.drain()
             for message in messages:
                 self._hand_out(message)
             if not messages:
                 self._client.check_driver()
-        for message in self._client.drain():
-            self._hand_out(message)
-        self._client.check_driver()
         if self.dead is not None:
             self.death.set_result(self.dead)
             self._fail_all(EngineDeadError(self.dead.message))
-        self._has_ended.set()
+            self._client.close()
 
     def _hand_out(self, message: FromDriver) -> None:
         if isinstance(message, Outputs):

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from threading import Event
 from types import TracebackType
 
@@ -58,8 +59,10 @@ class EngineClient:
         """Starts the driver without waiting for it; use `start`."""
         self.config = config
         self.dead: EngineDead | None = None
+        self.has_ended = False  # dead, or stopped as it was asked to
         self._is_started = False
         self._is_stopping = False
+        self._has_exited = False
         self._request_ids = count()
         self._received: deque[Outputs | Rejected] = deque()
         self._stats: EngineStats | None = None
@@ -122,6 +125,15 @@ class EngineClient:
                 raise EngineDeadError("The start was cancelled.")
 
     # -------------------------------------------------------------------------------------------------- requests
+
+    @property
+    def driver_pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def run_dir(self) -> Path:
+        """The private folder with the engine's sockets."""
+        return self._run_dir.path
 
     def next_request_id(self) -> int:
         return next(self._request_ids)
@@ -199,17 +211,15 @@ class EngineClient:
                 self.info = message
                 self._is_started = True
             elif isinstance(message, EngineDead):
-                self.dead = message
+                self._note_death(message)
         if messages:
             self._ping_sent_s = None
         return messages
 
-    def has_exited(self) -> bool:
-        """Whether the driver has ended, for whatever reason."""
-        return self._process.poll() is not None
-
     def check_driver(self) -> None:
-        """Sets `dead` if the driver is gone, stopped or stuck; to be called after CHECK_PERIOD_S of silence."""
+        """Finds out whether the driver is gone, stopped or stuck; to be called after CHECK_PERIOD_S of silence."""
+        if self.has_ended:
+            return
         now_s = time.monotonic()
         elapsed_s, self._last_check_s = now_s - self._last_check_s, now_s
         return_code = self._process.poll()
@@ -222,8 +232,12 @@ class EngineClient:
             self._judge_silence(now_s - self._ping_sent_s)
 
     def _note_exit(self, return_code: int) -> None:
-        self.drain()  # its last words
-        if self.dead is None and not self._is_stopping:
+        """At the second silence after the exit: what the driver said last has been received then."""
+        if not self._has_exited:
+            self._has_exited = True
+        elif self._is_stopping:
+            self.has_ended = True
+        else:
             self._declare_dead(f"The engine's driver process (pid {self._process.pid}) {describe_exit(return_code)}.")
 
     def _judge_silence(self, silence_s: float) -> None:
@@ -233,8 +247,12 @@ class EngineClient:
         elif self._is_started and silence_s > self.config.stage_timeout_s:
             self._declare_dead(f"The engine's driver process (pid {pid}) has not answered for {silence_s:.1f} s.")
 
+    def _note_death(self, dead: EngineDead) -> None:
+        self.dead = dead
+        self.has_ended = True
+
     def _declare_dead(self, message: str) -> None:
-        self.dead = EngineDead(message, None, "")
+        self._note_death(EngineDead(message, None, ""))
         if self._process.poll() is None:
             self._process.kill()  # and the system ends the stages with it
 
@@ -260,6 +278,7 @@ class EngineClient:
 
     def _raise_if_dead(self) -> None:
         if self.dead is not None:
+            self.close()
             raise EngineDeadError(self.dead.message)
 
 

@@ -15,7 +15,7 @@ _SCHEME = "sleep://"
 _WEIGHT_PERIOD = 1_000_003
 
 
-class SleepModel(msgspec.Struct, frozen=True, kw_only=True):
+class SleepModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings behind `sleep://`. A stage takes layers · (layer_ms + tokens · token_ms), the last + head_ms."""
 
     layers: int = 8
