@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fullbore.engine.messages import AddRequest, EngineInfo
 from fullbore.errors import RequestError
 from fullbore.scheduler.request import SamplingParams
+from fullbore.text.tokenizer import ChatMessage, Tokenizer
 
 
 def make_request(
@@ -32,9 +33,25 @@ def make_request(
     )
 
 
-def longest_sequence_tokens(info: EngineInfo) -> int:
-    """The most tokens, prompt and output together, that one request can have."""
-    return min(info.context_length, info.kv_capacity_tokens)
+def encode_text(tokenizer: Tokenizer, text: str, info: EngineInfo, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a plain prompt. May take seconds for a long one.
+
+    Raises:
+        RequestError: the text cannot fit, whatever its tokens are, or is not valid Unicode.
+    """
+    fewest = tokenizer.fewest_tokens(text)
+    if fewest >= info.context_length:
+        raise _too_long(f"at least {fewest}", info)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage], info: EngineInfo) -> list[int]:
+    """Token ids of a conversation in the model's chat format.
+
+    Raises:
+        RequestError: as `encode_text`, or the model has no chat template, or its template refuses these messages.
+    """
+    return encode_text(tokenizer, tokenizer.format_chat(messages), info, add_special_tokens=False)
 
 
 def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
@@ -49,24 +66,26 @@ def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _output_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> int:
-    longest = longest_sequence_tokens(info)
-    bound = "context length" if longest == info.context_length else "KV cache (--max-total-tokens)"
-    room = longest - num_prompt_tokens
+    room = info.context_length - num_prompt_tokens
     if room < 1:
-        raise RequestError(
-            f"The prompt has {num_prompt_tokens} tokens, but the {bound} is {longest} tokens, prompt and output "
-            "together; shorten the prompt.",
-            "prompt",
-        )
+        raise _too_long(str(num_prompt_tokens), info)
     if max_tokens is None:
         return room
     if max_tokens > room:
         raise RequestError(
-            f"max_tokens {max_tokens} and the prompt of {num_prompt_tokens} tokens exceed the {bound} of {longest} "
-            f"tokens; ask for at most {room}, or shorten the prompt.",
+            f"max_tokens {max_tokens} and the prompt of {num_prompt_tokens} tokens exceed the context length of "
+            f"{info.context_length} tokens; ask for at most {room}, or shorten the prompt.",
             "max_tokens",
         )
     return max_tokens
+
+
+def _too_long(length: str, info: EngineInfo) -> RequestError:
+    return RequestError(
+        f"The prompt has {length} tokens, but the context length is {info.context_length} tokens, prompt and output "
+        "together; shorten the prompt.",
+        "prompt",
+    )
 
 
 def _own_seed(random_seed: int, request_id: int) -> int:

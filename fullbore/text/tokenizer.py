@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,6 +28,7 @@ class Tokenizer:
         # Some tokenizer files cut every text to the length used in training.
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._longest_token_chars = max((len(token) for token in pretrained.get_vocab()), default=1)
 
     @classmethod
     def load(cls, model_path: Path | str) -> Tokenizer:
@@ -55,6 +57,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._pretrained.chat_template)
 
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of a text's length in tokens, without the work of finding them."""
+        return len(text) // self._longest_token_chars
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` puts in what the model wants at the start, such as BOS.
 
@@ -71,8 +77,8 @@ class Tokenizer:
         """Text of token ids, without special tokens such as end-of-text. Ids that are no token give nothing."""
         return str(self._backend.decode(token_ids, skip_special_tokens=True))
 
-    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
-        """Token ids of a conversation, in the model's chat format, up to where the assistant's answer starts.
+    def format_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """A conversation in the model's chat format, special tokens included, up to where the answer starts.
 
         Raises:
             RequestError: the model has no chat template, or its template refuses these messages.
@@ -83,12 +89,12 @@ class Tokenizer:
                 "messages",
             )
         try:
-            text = self._pretrained.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._pretrained.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {_first_line(error)}", "messages"
             ) from error
-        return self.encode(text, add_special_tokens=False)
+        return str(text)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,190 @@
+"""The requests that clients send, checked field by field as they are parsed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+from fullbore.errors import RequestError
+from fullbore.scheduler.request import SamplingParams
+from fullbore.server.errors import ApiError
+from fullbore.text.tokenizer import ChatMessage
+
+# OpenAI's default for /v1/completions; chat answers are limited by the context length alone.
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_STOP_STRINGS = 32
+
+# Parameters that change nothing about the output: accepted, not used.
+HARMLESS = frozenset(
+    (
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "prediction",
+    )
+)
+# Parameters that would change the output but are not supported: accepted only with a value that asks for nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "stop_token_ids": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "tool_calls": ([],),
+    "annotations": ([],),
+}
+
+
+class _HashableFailFast(FailFast):
+    __hash__ = object.__hash__  # a type union needs hashable members
+
+
+# For lists: with a million wrong items, one error is enough.
+FIRST_ERROR = _HashableFailFast()
+TokenIds = Annotated[list[int], FIRST_ERROR]
+
+
+class _Strict(BaseModel):
+    """No silent conversions (a "12" is not a number), no NaN or Infinity, nothing unknown dropped."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow", protected_namespaces=())
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+
+
+class GenerationRequest(_Strict):
+    """What completions and chat completions have in common."""
+
+    model: Annotated[str | None, Field(description="Name as listed by /v1/models; default: the served model.")] = None
+    max_tokens: Annotated[int | None, Field(description="Most tokens to generate.")] = None
+    temperature: Annotated[float | None, Field(description="0: greedy. Default 1.")] = None
+    top_p: Annotated[float | None, Field(description="Sample from the likeliest tokens of this total share.")] = None
+    top_k: Annotated[int | None, Field(description="Sample from this many likeliest tokens; 0 or -1: all.")] = None
+    seed: Annotated[int | None, Field(description="Same seed and prompt: same output.")] = None
+    stop: Annotated[
+        str | Annotated[list[str], FIRST_ERROR] | None, Field(description="Texts that end the output; not part of it.")
+    ] = None
+    ignore_eos: Annotated[bool | None, Field(description="Go on after the model's end token.")] = None
+    stream: Annotated[bool | None, Field(description="Send the output as server-sent events.")] = None
+    stream_options: Annotated[StreamOptions | None, Field(description="include_usage: count tokens at the end.")] = None
+
+    def check(self) -> None:
+        """Raises ApiError, naming the parameter, for what is not supported or does not fit together."""
+        refuse_unsupported(self.model_extra or {})
+        if self.stream_options is not None:
+            if not self.stream:
+                raise ApiError(400, "stream_options is only allowed when stream is true.", "stream_options")
+            refuse_unsupported(self.stream_options.model_extra or {}, "stream_options.")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """The engine's form of the parameters, validated; raises RequestError."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed.", "stop")
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            seed=self.seed,
+            stop=tuple(stop),
+            ignore_eos=bool(self.ignore_eos),
+        )
+        params.validate()
+        return params
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Annotated[
+        str | TokenIds | Annotated[list[str], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR],
+        Field(description="The text to continue, or its token ids. A list may hold one prompt."),
+    ]
+
+    def single_prompt(self) -> str | TokenIds:
+        """The one prompt; raises ApiError when it is empty or there are several."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise ApiError(400, f"prompt holds {len(prompt)} prompts; send one per request.", "prompt")
+            prompt = prompt[0]
+        if not prompt:
+            raise ApiError(400, "The prompt is empty; give at least one token.", "prompt")
+        return prompt  # type: ignore[no-any-return]
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], FIRST_ERROR]
+
+    def for_template(self, index: int) -> ChatMessage:
+        """The message as chat templates know it. `index`: its place in the conversation, for error messages."""
+        refuse_unsupported({k: v for k, v in (self.model_extra or {}).items() if k != "name"}, f"messages.{index}.")
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return ChatMessage(role="system" if self.role == "developer" else self.role, content=text)
+
+
+class ChatCompletionRequest(GenerationRequest):
+    messages: Annotated[list[Message], FIRST_ERROR, Field(description="The conversation so far.")]
+    max_completion_tokens: Annotated[int | None, Field(description="Newer name of max_tokens.")] = None
+
+    def conversation(self) -> list[ChatMessage]:
+        """The messages as chat templates know them; raises ApiError when there are none or one is not supported."""
+        if not self.messages:
+            raise ApiError(400, "messages is empty; give at least one message.", "messages")
+        return [message.for_template(index) for index, message in enumerate(self.messages)]
+
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """As for completions; an error about max_tokens names the parameter that the client used."""
+        if self.max_completion_tokens is None:
+            return super().sampling_params(max_tokens)
+        if self.max_completion_tokens < 1:
+            raise RequestError(
+                f"max_completion_tokens must be at least 1, got {self.max_completion_tokens}.", "max_completion_tokens"
+            )
+        return super().sampling_params(self.max_completion_tokens)
+
+
+def refuse_unsupported(extra: dict[str, Any], prefix: str = "") -> None:
+    """Raises ApiError for the first parameter that asks for something that would be ignored."""
+    for name, value in extra.items():
+        if value is None or name in HARMLESS or _asks_for_nothing(name, value):
+            continue
+        known = "not supported yet" if name in NEUTRAL_VALUES else "not a known parameter"
+        raise ApiError(400, f"{prefix}{name} is {known}; leave it out.", prefix + name, "unsupported_parameter")
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    # To Python False equals 0, but `"logprobs": 0` asks for something and `"logprobs": false` does not.
+    neutral_values = NEUTRAL_VALUES.get(name, ())
+    return any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in neutral_values)

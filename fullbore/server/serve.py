@@ -1,0 +1,105 @@
+"""The life of a server: from a bound port to a clean exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from fullbore.errors import ConfigError, EngineDeadError
+from fullbore.server.app import create_app
+from fullbore.server.state import ServerState
+
+# After the pipeline's death: time for waiting clients to get their error and for monitors to see /health at 503.
+DEATH_NOTICE_S = 2.0
+# After the last output: time for connections to be closed.
+CLOSE_TIMEOUT_S = 2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket that owns the address but does not listen yet: clients are refused until the model is loaded.
+
+    Raises:
+        ConfigError: the address is in use, not allowed, or not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"--host {host} is not an address of this machine ({error}).") from error
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"Cannot listen on {host} port {port} ({error.strerror}); choose another --port.") from error
+    return sock
+
+
+async def serve(
+    state: ServerState, sock: socket.socket, stop_requested: asyncio.Event, on_ready: Callable[[], None]
+) -> None:
+    """Serves until `stop_requested`; then refuses new requests, gives running ones their grace period, and returns.
+
+    Raises:
+        EngineDeadError: the pipeline died; all waiting clients have been told.
+    """
+    server = _Server(_uvicorn_config(state))
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stop = asyncio.create_task(stop_requested.wait())
+    while not (server.started or serving.done()):
+        await asyncio.sleep(0.01)
+    on_ready()
+    ends: set[asyncio.Future[Any]] = {serving, state.engine.death, stop}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    state.is_stopping = True
+    if state.engine.dead is not None:
+        await asyncio.sleep(DEATH_NOTICE_S)
+    else:
+        await state.engine.stop(state.config.shutdown_grace_s)
+    server.should_exit = True
+    stop.cancel()
+    await serving
+    if state.engine.dead is not None:
+        raise EngineDeadError(state.engine.dead.message)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[asyncio.Event]:
+    """An event that SIGINT and SIGTERM set. To be used in the main thread, inside a running loop."""
+    stop_requested = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop_requested.set)
+    try:
+        yield stop_requested
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _uvicorn_config(state: ServerState) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(state),
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to `serve`."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()

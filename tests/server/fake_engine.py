@@ -1,0 +1,118 @@
+"""An engine without a model: what it says, how fast, and when it dies are the test's to decide."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+
+from fullbore.config import EngineConfig
+from fullbore.engine.messages import AddRequest, EngineDead, EngineInfo, EngineStats, StageInfo
+from fullbore.errors import EngineDeadError
+from fullbore.scheduler.request import TokenOutput
+
+Reply = Callable[[AddRequest], list[int]]
+
+
+class FakeEngine:
+    """Has AsyncEngineClient's interface. `reply` gives a request's output tokens; after them comes the end token."""
+
+    def __init__(self, reply: Reply, vocab_size: int, eos_token_id: int, context_length: int = 512) -> None:
+        self.reply = reply
+        self.eos_token_id = eos_token_id
+        self.token_delay_s = 0.0
+        self.requests: list[AddRequest] = []
+        self.running: set[int] = set()
+        self.aborted: set[int] = set()
+        self.dead: EngineDead | None = None
+        self.stopped_with_grace_s: float | None = None
+        self.death: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
+        self._request_ids = itertools.count()
+        self._cut = asyncio.Event()
+        self.info = EngineInfo(
+            config=EngineConfig(model="tiny", pp_size=2),
+            model_path="/models/tiny",
+            model_name="tiny",
+            architecture="FakeForCausalLM",
+            dtype="float32",
+            device="cpu",
+            vocab_size=vocab_size,
+            context_length=context_length,
+            num_kv_blocks=64,
+            kv_capacity_tokens=1024,
+            in_flight_limit=2,
+            eos_token_ids=(eos_token_id,),
+            stages=[StageInfo(0, (0, 2), "cpu", 4242, 1000), StageInfo(1, (2, 4), "cpu", 4243, 1000)],
+        )
+
+    def next_request_id(self) -> int:
+        return next(self._request_ids)
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput, None]:
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        is_finished = False
+        try:
+            for output in self._outputs(request):
+                await self._pause()
+                if self._cut.is_set():
+                    output = TokenOutput(request.request_id, None, "abort")
+                is_finished = output.finish_reason is not None
+                yield output
+                if is_finished:
+                    return
+        finally:
+            self.running.discard(request.request_id)
+            if not is_finished:
+                self.aborted.add(request.request_id)
+
+    def _outputs(self, request: AddRequest) -> list[TokenOutput]:
+        token_ids = self.reply(request)[: request.max_tokens]
+        outputs = [TokenOutput(request.request_id, token_id, None, 4) for token_id in token_ids]
+        if len(token_ids) == request.max_tokens:
+            outputs[-1].finish_reason = "length"
+        else:
+            outputs.append(TokenOutput(request.request_id, self.eos_token_id, "stop", 4))
+        return outputs
+
+    async def _pause(self) -> None:
+        cut = asyncio.create_task(self._cut.wait())
+        try:
+            await asyncio.wait({cut, self.death}, timeout=self.token_delay_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cut.cancel()
+        if self.dead is not None:
+            raise EngineDeadError(self.dead.message)
+
+    async def stats(self) -> EngineStats:
+        if self.dead is not None:
+            raise EngineDeadError(self.dead.message)
+        return EngineStats(
+            running=len(self.running),
+            waiting=0,
+            in_flight=min(len(self.running), 2),
+            used_blocks=2 * len(self.running),
+            free_blocks=64 - 2 * len(self.running),
+            preemptions=0,
+            micro_batches=7,
+            generated_tokens=11,
+            prompt_tokens=13,
+            cached_tokens=4,
+            max_in_flight=2,
+            in_flight_at_launch={1: 3, 2: 4},
+            requests_in_micro_batch={1: 7},
+            stage_busy_s=[0.5, 0.25],
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        self.stopped_with_grace_s = grace_s
+        end_s = asyncio.get_running_loop().time() + grace_s
+        while self.running and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.01)
+        self._cut.set()
+        while self.running:
+            await asyncio.sleep(0.01)
+
+    def die(self, message: str = "Stage 1 (pid 4243) was killed by SIGKILL.") -> None:
+        self.dead = EngineDead(message=message, stage=1, stack="")
+        self.death.set_result(self.dead)
