@@ -15,7 +15,7 @@ from fullbore.errors import ModelError
 EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
 
-_BUFFER_BYTES = 32 * 1024 * 1024
+_BUFFER_BYTES = 8 * 1024 * 1024
 
 _DTYPES = {
     "F64": torch.float64,

@@ -95,6 +95,16 @@ def test_tokenizer_and_chat_template(llama_gguf: Path) -> None:
     assert chat == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_digits_stand_alone_where_the_vocabulary_wants_it(tmp_path: Path) -> None:
+    model = make_tiny_model("LlamaForCausalLM", tmp_path / "model", num_layers=1)
+    pieces = {}
+    for pre in ("smollm", "gpt-2"):
+        tokenizer = AutoTokenizer.from_pretrained(convert_gguf(write_gguf(model, tmp_path / f"{pre}.gguf", pre=pre)))
+        split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x\n\n12")
+        pieces[pre] = [piece for piece, _ in split]
+    assert pieces == {"smollm": ["x", "ĊĊ", "1", "2"], "gpt-2": ["x", "Ċ", "Ċ", "12"]}
+
+
 def test_second_call_reads_the_cache(llama_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = convert_gguf(llama_gguf, "name")
     assert folder.name.startswith("name-")
