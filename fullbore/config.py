@@ -78,8 +78,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         if self.pp_layer_partition is not None:
             if len(self.pp_layer_partition) != self.pp_size:
                 raise ConfigError(
-                    f"--pp-layer-partition names {len(self.pp_layer_partition)} stages but --pp-size is {self.pp_size}; "
-                    "give one number of layers per stage."
+                    f"--pp-layer-partition names {len(self.pp_layer_partition)} stages but --pp-size is "
+                    f"{self.pp_size}; give one number of layers per stage."
                 )
             if min(self.pp_layer_partition) < 1:
                 raise ConfigError("--pp-layer-partition: every stage needs at least one layer.")
@@ -101,6 +101,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         """Raises ConfigError, naming the flag, when a setting cannot work."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535, got {self.port}.")
+        if self.api_key == "":
+            raise ConfigError("--api-key must not be empty; leave it out to serve without a key.")
         if self.max_body_bytes < 1:
             raise ConfigError(f"--max-body-bytes must be at least 1, got {self.max_body_bytes}.")
         if self.shutdown_grace_s < 0:

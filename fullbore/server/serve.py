@@ -72,16 +72,27 @@ async def serve(
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set. To be used in the main thread, inside a running loop."""
+    """An event that SIGINT and SIGTERM set; a second signal does what it always does and ends the process at once.
+
+    To be used in the main thread, inside a running loop.
+    """
     stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def restore() -> None:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def on_signal() -> None:
+        stop_requested.set()
+        restore()
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop_requested.set)
+        loop.add_signal_handler(number, on_signal)
     try:
         yield stop_requested
     finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
+        restore()
 
 
 def _uvicorn_config(state: ServerState) -> uvicorn.Config:

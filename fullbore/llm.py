@@ -1,0 +1,235 @@
+"""Offline generation: `LLM(model, pp_size=2).generate(prompts, params)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from fullbore.config import DEFAULT_MODEL, EngineConfig
+from fullbore.engine.client import EngineClient, OnProgress
+from fullbore.engine.messages import AddRequest, EngineInfo, Rejected
+from fullbore.errors import ConfigError, EngineDeadError, RequestError
+from fullbore.progress import RequestProgress
+from fullbore.scheduler.request import FinishReason, SamplingParams, TokenOutput
+from fullbore.text.output import OutputText
+from fullbore.text.requests import encode_chat, encode_text, make_request
+from fullbore.text.tokenizer import ChatMessage, Tokenizer
+
+RECEIVE_TIMEOUT_S = 1.0
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[ChatMessage]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One output of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request and what came of it. `prompt` is None when it was given as token ids or messages."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+
+    @property
+    def text(self) -> str:
+        """Text of the first output."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Token ids of the first output, the end token included if the model gave one."""
+        return self.outputs[0].token_ids
+
+
+class LLM:
+    """A model over `pp_size` pipeline stages, in processes of their own. For one thread at a time.
+
+    Use it as a context manager or call `close`; at the end of the program it is closed anyway.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, on_progress: OnProgress | None = None, **settings: Any) -> None:
+        """Starts the engine and waits until it is ready.
+
+        Args:
+            model: Hugging Face folder or hub id, or GGUF file.
+            on_progress: called with every step of loading.
+            settings: the other fields of `EngineConfig`, e.g. `pp_size=2`.
+
+        Raises:
+            FullboreError: the subclass that fits: ConfigError, ModelError, OutOfMemoryError ...
+        """
+        self._engine = EngineClient.start(_make_config(model, settings), on_progress)
+        try:
+            self._tokenizer = Tokenizer.load(self._engine.info.model_path)
+        except BaseException:
+            self._engine.stop()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine as it was set up: stages, KV capacity, context length, resolved settings."""
+        return self._engine.info
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Continues all prompts (texts or lists of token ids); the results are in their order.
+
+        Args:
+            params: for all prompts, or one for each.
+            show_progress: draw a progress bar on standard error.
+
+        Raises:
+            RequestError: a prompt or parameter cannot be served; nothing is generated.
+            EngineDeadError: the pipeline is gone.
+        """
+        prompt_list: Sequence[Prompt] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
+        each = _params_of_each(params, len(prompt_list))
+        jobs = [self._prompt_job(prompt, params) for prompt, params in zip(prompt_list, each, strict=True)]
+        return self._finish(jobs, show_progress)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or several, in the model's chat format. Otherwise as `generate`."""
+        conversations: Any = [messages] if _is_conversation(messages) else messages
+        each = _params_of_each(params, len(conversations))
+        jobs = [self._chat_job(messages, params) for messages, params in zip(conversations, each, strict=True)]
+        return self._finish(jobs, show_progress)
+
+    def stream(self, prompt: Prompt | Conversation, params: SamplingParams | None = None) -> Iterator[str]:
+        """Continues one prompt, or answers one conversation; yields text as it comes. Raises as `generate`."""
+        make_job: Any = self._chat_job if _is_conversation(prompt) else self._prompt_job
+        for _, text in self._run([make_job(prompt, params or SamplingParams())]):
+            if text:
+                yield text
+
+    def close(self) -> None:
+        """Ends all processes. Twice is fine."""
+        self._engine.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+        if isinstance(prompt, str):
+            return self._job(prompt, encode_text(self._tokenizer, prompt, self.info), params)
+        return self._job(None, list(prompt), params)
+
+    def _chat_job(self, messages: Conversation, params: SamplingParams) -> _Job:
+        return self._job(None, encode_chat(self._tokenizer, messages, self.info), params)
+
+    def _job(self, prompt: str | None, token_ids: list[int], params: SamplingParams) -> _Job:
+        request = make_request(self._engine.next_request_id(), token_ids, params, self.info)
+        return _Job(prompt, request, OutputText(self._tokenizer, token_ids, params.stop))
+
+    def _finish(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
+        num_tokens = 0
+        with RequestProgress(len(jobs), show_progress) as progress:
+            for job, text in self._run(jobs):
+                job.pieces.append(text)
+                num_tokens += 1
+                if job.text.finish_reason is not None:
+                    progress.advance(num_tokens)
+        return [job.result() for job in jobs]
+
+    def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
+        """Runs all jobs at once; yields each with the text that is new. Leaving early aborts what still runs."""
+        running = {job.request.request_id: job for job in jobs}
+        try:
+            for job in jobs:
+                self._engine.add(job.request)
+            while running:
+                for output in self._receive():
+                    job_of_output = running.get(output.request_id)
+                    if job_of_output is None:
+                        continue  # tokens that were on their way when a stop string or an error ended their request
+                    text = job_of_output.text.push(output)
+                    if job_of_output.text.finish_reason is not None:
+                        del running[output.request_id]
+                        if output.finish_reason is None:
+                            self._engine.abort(output.request_id)
+                    yield job_of_output, text
+        finally:
+            with suppress(EngineDeadError):
+                for request_id in running:
+                    self._engine.abort(request_id)
+
+    def _receive(self) -> Iterator[TokenOutput]:
+        for message in self._engine.receive(RECEIVE_TIMEOUT_S):
+            if isinstance(message, Rejected):
+                raise RequestError(message.message, message.param)
+            yield from message.outputs
+
+
+@dataclass
+class _Job:
+    """A request on its way to a RequestOutput."""
+
+    prompt: str | None
+    request: AddRequest
+    text: OutputText
+    pieces: list[str] = field(default_factory=list)
+
+    def result(self) -> RequestOutput:
+        output = CompletionOutput(0, "".join(self.pieces), self.text.token_ids, self.text.finish_reason)
+        return RequestOutput(self.prompt, self.request.prompt_token_ids, [output], self.text.num_cached_tokens)
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _is_conversation(value: Any) -> bool:
+    return not isinstance(value, str) and len(value) > 0 and isinstance(value[0], Mapping)
+
+
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise RequestError(
+            f"{len(params)} sampling parameters for {num_prompts} prompts; give one for all, or each one."
+        )
+    return params
+
+
+def _make_config(model: str, settings: dict[str, Any]) -> EngineConfig:
+    unknown = settings.keys() - set(EngineConfig.__struct_fields__)
+    if unknown:
+        known = ", ".join(EngineConfig.__struct_fields__)
+        raise ConfigError(f"Unknown setting {', '.join(sorted(unknown))}; there are: {known}.")
+    try:
+        return msgspec.convert({"model": str(model), **settings}, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"Wrong type of a setting: {error}.") from error
