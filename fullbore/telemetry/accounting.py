@@ -2,24 +2,23 @@
 
 A stage is `compute`, `host` (preparation, sampling, sending) or waiting. Each wait is explained by the chain of binding
 predecessors that ends with it: what had to happen, one thing after the other, before the stage could go on. Walking it
-back from the wait's end for one round of the pipeline gives transfers H, the driver's share C (result back, decision,
-plan out) and N steps of micro-batches on stages. Over that span of time T the stage itself worked for B, so that its
-idle time there is, with μ_i the mean step of stage i and t the time of each step on the chain,
+back for one round of the pipeline gives transfers H, the driver's share C (result back, decision, plan out) and steps
+of micro-batches on stages. With m micro-batches in flight, μ_q the mean step of stage q and U what the chain's steps
+take beyond the means, a round lasts
 
-    T - B  =  H  +  C  +  Σ (t - μ_q)  +  Σ (μ_q - μ_i)  +  (N·μ_i - B)
+    λ = max( Σ μ_q + U + H + C ,  m · max μ_q )         of which stage i idles         1 - m · μ_i / λ
 
-                transfer  control   uneven        imbalance        missing micro-batches
-
-an identity. The wait is divided in proportion to the positive terms. What the missing micro-batches are missing for
-(`memory`, `few-requests`, `packed`, `depth`, or only the filling and draining of the pipe) is said by the scheduler's
-state. `docs/accounting.md` shows each cause in a picture.
+What a cause is worth is how much less that is without it (H, C or U = 0, all μ equal, m = P), averaged over
+taking it away first and taking it away last. The wait is divided in these proportions. What missing micro-batches are
+missing for (`memory`, `few-requests`, `packed`) is said by the scheduler's state. Where there is no full round (the
+pipe fills), the chain's own parts are the proportions. `docs/accounting.md` shows each cause in a picture.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from msgspec import Struct
@@ -41,6 +40,8 @@ CAUSES = (
     "fill-drain",
 )
 BUSY = ("compute", "host")
+
+_TAIL = 0.05  # a wait this short against the step after it, for data sent while the stage was busy: it was not waiting
 
 
 class Recording(Struct, frozen=True):
@@ -72,7 +73,7 @@ class _Step:
     compute_end_ns: int
     end_ns: int  # the stage is free again
     sent_ns: int  # when its output, or result, left
-    is_queued: bool  # the stage was still busy when plan or data were sent
+    is_queued: bool  # the stage was busy until plan and data were there
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class _Pipeline:
                 r.compute_end_ns,
                 end_ns,
                 leaves_ns,
-                free_ns >= sent_ns,
+                sent_ns <= free_ns and available_ns - free_ns <= _TAIL * (end_ns - r.compute_start_ns),
             )
             free_ns = end_ns
         return steps
@@ -288,7 +289,7 @@ def _walk_back(pipeline: _Pipeline, waiting: _Step) -> _Chain:
 
 
 def _enabling_step(pipeline: _Pipeline, step: _Step, chain: _Chain) -> _Step | None:
-    """The last stage's step whose result made the driver launch `step`'s micro-batch; None if a request's arrival did."""
+    """The last stage's step whose result let the driver launch `step`'s micro-batch; None if an arrival did."""
     launch = pipeline.launches.get(step.micro_batch_id)
     if launch is None:
         return None
@@ -305,29 +306,82 @@ def _in_round(pipeline: _Pipeline, launch: DriverRecord | None) -> int:
     return max(launch.in_flight, 1) if launch is not None else pipeline.pp_size
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round of the pipe in the terms of the module's docstring, seen from one stage."""
+
+    micro_batches: int
+    transfer_ns: float
+    control_ns: float
+    uneven_ns: float
+    means_ns: tuple[float, ...]
+    own_ns: float
+
+    @property
+    def idle(self) -> float:
+        """The fraction of the round in which the stage waits."""
+        latency_ns = sum(self.means_ns) + self.uneven_ns + self.transfer_ns + self.control_ns
+        round_ns = max(latency_ns, self.micro_batches * max(self.means_ns), 1.0)
+        return 1 - self.micro_batches * self.own_ns / round_ns
+
+    def without(self, fault: str) -> _Round:
+        if fault == "transfer":
+            return replace(self, transfer_ns=0.0)
+        if fault == "control":
+            return replace(self, control_ns=0.0)
+        if fault == "uneven":
+            return replace(self, uneven_ns=0.0)
+        if fault == "imbalance":
+            mean_ns = sum(self.means_ns) / len(self.means_ns)
+            return replace(self, means_ns=(mean_ns,) * len(self.means_ns), own_ns=mean_ns)
+        return replace(self, micro_batches=max(self.micro_batches, len(self.means_ns)))  # "missing"
+
+
+_FAULTS = ("transfer", "control", "uneven", "imbalance", "missing")
+
+
+def _worth(pipe_round: _Round) -> dict[str, float]:
+    """How much of the round's idle time each fault is worth: mean of removing it first and removing it last."""
+    ideal = pipe_round
+    for fault in _FAULTS:
+        ideal = ideal.without(fault)
+    worth = {}
+    for fault in _FAULTS:
+        only_this = pipe_round
+        for other in _FAULTS:
+            if other != fault:
+                only_this = only_this.without(other)
+        saved_first = pipe_round.idle - pipe_round.without(fault).idle
+        saved_last = only_this.idle - ideal.idle
+        worth[fault] = max((saved_first + saved_last) / 2, 0.0)
+    return worth
+
+
 def _weights(pipeline: _Pipeline, waiting: _Step, chain: _Chain) -> dict[str, float]:
-    """The terms of the identity in the module's docstring, for the wait before `waiting`."""
+    """The causes of the wait before `waiting`, in proportion."""
     state = pipeline.state_at(waiting.available_ns)
     launch = pipeline.launches.get(waiting.micro_batch_id)
     in_round = _in_round(pipeline, launch)
-    means = {
-        stage: pipeline.mean_step_ns(stage, waiting.micro_batch_id, in_round)
-        for stage in {waiting.stage, *(step.stage for step, _ in chain.steps)}
-    }
-    own_mean = means[waiting.stage]
-    uneven = sum(part * (step.end_ns - step.start_ns - means[step.stage]) for step, part in chain.steps)
-    imbalance = sum(part * (means[step.stage] - own_mean) for step, part in chain.steps)
-    worked = pipeline.work_since(waiting.stage, chain.begin_ns, waiting.available_ns)
-    missing = sum(part for _, part in chain.steps) * own_mean - worked
-    if state is not None and state.in_flight >= pipeline.pp_size and chain.is_round:
-        missing = 0.0  # enough are in flight: that the chain has more steps than the stage is an effect, not a cause
+    means = tuple(pipeline.mean_step_ns(stage, waiting.micro_batch_id, in_round) for stage in range(pipeline.pp_size))
+    own_ns = means[waiting.stage]
+    uneven_ns = sum(part * (step.end_ns - step.start_ns - means[step.stage]) for step, part in chain.steps)
+    if chain.is_round:
+        worth = _worth(_Round(in_round, chain.transfer_ns, chain.control_ns, max(uneven_ns, 0.0), means, own_ns))
+    else:
+        worked_ns = pipeline.work_since(waiting.stage, chain.begin_ns, waiting.available_ns)
+        worth = {
+            "transfer": chain.transfer_ns,
+            "control": chain.control_ns,
+            "uneven": max(uneven_ns, 0.0),
+            "imbalance": max(sum(part * (means[step.stage] - own_ns) for step, part in chain.steps), 0.0),
+            "missing": max(sum(part for _, part in chain.steps) * own_ns - worked_ns, 0.0),
+        }
     weights: dict[str, float] = defaultdict(float)
-    weights["transfer"] = chain.transfer_ns
-    weights[_control_cause(pipeline, launch)] += chain.control_ns
-    weights["uneven"] = max(uneven, 0.0)
-    weights["imbalance"] = max(imbalance, 0.0)
+    weights[_control_cause(pipeline, launch)] += worth.pop("control")
+    missing = worth.pop("missing")
     for cause, share in _missing_for(pipeline, state, is_open=False).items():
-        weights[cause] += share * max(missing, 0.0)
+        weights[cause] += share * missing
+    weights.update(worth)
     return weights
 
 
