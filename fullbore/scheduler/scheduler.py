@@ -240,8 +240,11 @@ class Scheduler:
         if slots <= 0:
             self._blocked_on = "slot"
             return
-        # The second bound keeps all m micro-batches in use when D is no multiple of m (17 in 8: 3 and seven 2s).
-        share = min(ceil(self._num_decoding / most), ceil(len(self._ready) / slots), self._max_requests())
+        small, larger = divmod(self._num_decoding, most)  # so many of the m micro-batches have one request more
+        if larger > sum(entry.num_sampled > small for entry in self._in_flight.values()):
+            small += 1
+        # The second bound keeps all m micro-batches in use while they are being filled.
+        share = min(max(small, 1), ceil(len(self._ready) / slots), self._max_requests())
         chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
         # Oldest first: whoever must be preempted for memory is then never a request already placed.
         chosen.sort(key=lambda request: request.arrival_order)

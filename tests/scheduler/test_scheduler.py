@@ -85,14 +85,16 @@ def test_decodes_are_spread_again_when_requests_end() -> None:
     assert set(tail) == {2}, "eight requests left on four stages: two in each micro-batch"
 
 
-def test_sizes_differ_by_at_most_one() -> None:
-    pipeline = PipelineModel(make(8, pp_async_batch_depth=0), one_per_request)
-    for i in range(17):
-        pipeline.add(request(i, prompt=16, max_tokens=30))
+@pytest.mark.parametrize("prompt", [1, 16, 600])
+@pytest.mark.parametrize(("pp_size", "num_requests"), [(3, 7), (3, 10), (4, 9), (4, 14), (8, 17), (8, 31)])
+def test_sizes_differ_by_at_most_one(pp_size: int, num_requests: int, prompt: int) -> None:
+    pipeline = PipelineModel(make(pp_size, num_kv_blocks=2000, pp_async_batch_depth=0), one_per_request)
+    for i in range(num_requests):
+        pipeline.add(request(i, prompt=prompt, max_tokens=40))
     pipeline.run()
-    sizes = [len(mb.runs) for mb in pipeline.launched[60:160]]
-    assert set(sizes) == {2, 3}
-    assert sum(sizes[:8]) == 17
+    sizes = [len(mb.runs) for mb in pipeline.launched[-15 * pp_size : -5 * pp_size]]
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(sizes[:pp_size]) == num_requests, "every request once in each turn of the pipeline"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
