@@ -16,6 +16,8 @@ _DRIFT_WEIGHT = 0.05
 _OVERHEAD_WEIGHT = 0.1
 _FIT_DECAY = 0.995
 _MIN_FIT_SAMPLES = 8
+_RECONSIDER_EVERY = 16  # micro-batches
+_MOVED = 0.01
 
 
 @dataclass
@@ -72,6 +74,7 @@ class PrefillFit:
         self._matrix = [[0.0] * 3 for _ in range(3)]
         self._vector = [0.0] * 3
         self.samples = 0
+        self._fitted_samples = 0
         self.base_s = 0.0
         self.per_token_s = 0.0
         self.per_token_pair_s = 0.0
@@ -94,6 +97,11 @@ class PrefillFit:
 
     def refit(self) -> None:
         """Solves with the largest set of terms whose coefficients are all non-negative (costs cannot be less)."""
+        if self.samples == self._fitted_samples:
+            return
+        self._fitted_samples = self.samples
+        if _solve(self._matrix, self._vector, (0, 1)) is None:
+            return  # chunks of one size do not tell the fixed part from the rest; guessing 0 would cut to crumbs
         for terms in ((0, 1, 2), (0, 1), (1, 2), (1,)):
             solution = _solve(self._matrix, self._vector, terms)
             if solution is not None and min(solution) >= 0:
@@ -137,6 +145,7 @@ class CostModel:
         self.hops_s = [0.0] * num_stages  # transfer into each stage
         self.return_s = 0.0  # from the last stage's sample to the driver
         self.version = 0  # changes when estimates moved enough to reconsider decisions
+        self._considered: list[float] = []  # the estimates when `version` last changed
         self._observed = 0
         self._memo: dict[int, tuple[float, float]] = {}
 
@@ -157,7 +166,7 @@ class CostModel:
     def seed_decode(self, stage: int, num_requests: int, seconds: float) -> None:
         """A probe's measurement of one stage."""
         self.decode[stage].add_point(num_requests, seconds)
-        self._changed()
+        self._reconsider()
 
     def observe(self, stage: int, num_decodes: int, tokens: int, token_pairs: float, seconds: float) -> None:
         """One stage's record of a micro-batch of `num_decodes` decodes and prefill chunks of `tokens` in all."""
@@ -172,8 +181,8 @@ class CostModel:
             if added > 0:
                 self.prefill[stage].observe(tokens, token_pairs, added)
         self._observed += 1
-        if self._observed % (16 * len(self.decode)) == 0:
-            self._changed()
+        if self._observed % (_RECONSIDER_EVERY * len(self.decode)) == 0:
+            self._reconsider()
 
     def observe_plan(self, seconds: float, is_exact: bool) -> None:
         """Inexact: it took no longer than `seconds`; that tells something only if it was thought to take longer."""
@@ -200,8 +209,15 @@ class CostModel:
         """The fit of the stage that gates prefill."""
         return max(self.prefill, key=lambda fit: fit.per_token_s)
 
-    def _changed(self) -> None:
+    def _reconsider(self) -> None:
+        """Refits, and starts a new version if an estimate has moved so far that decisions may change."""
         for fit in self.prefill:
             fit.refit()
-        self.version += 1
-        self._memo.clear()
+        points = [curve.drift * curve.seconds[size] for curve in self.decode for size in curve.sizes]
+        round_trip_s = self.overhead_s + sum(curve.at(curve.sizes[0]) for curve in self.decode if curve.sizes)
+        estimates = [round_trip_s, *points]
+        known = self._considered
+        if len(estimates) != len(known) or any(abs(x - y) > _MOVED * y for x, y in zip(estimates, known, strict=True)):
+            self._considered = estimates
+            self.version += 1
+            self._memo.clear()
