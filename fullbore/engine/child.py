@@ -25,7 +25,9 @@ def spawn(module: str, setup: msgspec.Struct, env: Mapping[str, str]) -> subproc
 
     What it prints goes to standard error, so that a command's own output stays clean.
     """
-    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=2, env=dict(env))
+    # -P: a torch.py or json.py in the current folder must not be taken for the real one.
+    command = [sys.executable, "-P", "-m", module]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=dict(env))
     assert process.stdin is not None
     try:
         process.stdin.write(msgspec.json.encode(setup))

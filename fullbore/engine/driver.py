@@ -310,11 +310,17 @@ class Driver:
             deadline_s=None if message.timeout_s is None else now_s + message.timeout_s,
         )
         try:
+            self._check_vocabulary(message.prompt_token_ids)
             self.scheduler.add(request)
         except RequestError as error:
             self.links.send(Rejected(message.request_id, str(error), error.param))
         else:
             self._live.add(message.request_id)
+
+    def _check_vocabulary(self, token_ids: list[int]) -> None:
+        """The last guard: an id that has no embedding would end the first stage, and with it the engine."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.info.vocab_size:
+            raise RequestError(f"Token ids must be between 0 and {self.info.vocab_size - 1}.", param="prompt")
 
     def _abort(self, request_id: int) -> None:
         output = self.scheduler.abort(request_id)

@@ -19,14 +19,18 @@ from engine_helpers import (
     collect,
     config,
     expected,
+    greedy_request,
     pids_of,
     prompt_of,
     tokens_of,
 )
+from tiny_models import make_tiny_model
 
 from fullbore.engine.client import EngineClient
-from fullbore.engine.messages import Rejected
+from fullbore.engine.loopback import LoopbackEngine, load_stages
+from fullbore.engine.messages import LoadProgress, Rejected
 from fullbore.errors import ConfigError, EngineDeadError, ModelError, OutOfMemoryError
+from fullbore.scheduler.scheduler import SchedulerConfig
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -85,6 +89,14 @@ def test_request_that_cannot_fit_is_rejected(client: EngineClient) -> None:
     assert message.param == "max_tokens"
 
 
+@pytest.mark.parametrize("token_id", [-1, 1000, 2**40])
+def test_token_outside_the_vocabulary_is_rejected(client: EngineClient, token_id: int) -> None:
+    client.add(add_request(client.next_request_id(), [1, token_id, 2], 5))
+    (message,) = client.receive(30)
+    assert isinstance(message, Rejected)
+    assert "between 0 and 999" in message.message
+
+
 def test_deadline(client: EngineClient) -> None:
     request_id = client.next_request_id()
     client.add(add_request(request_id, [1, 2, 3], 4000, timeout_s=0.2))
@@ -112,12 +124,29 @@ def test_abort_storm(client: EngineClient) -> None:
     assert (stats.running, stats.waiting, stats.in_flight, stats.used_blocks) == (0, 0, 0, 0)
 
 
+def test_real_model_over_processes(tmp_path: Path) -> None:
+    folder = make_tiny_model("LlamaForCausalLM", tmp_path / "model")
+    prompts = [[token % 250 for token in prompt_of(k, 3 + 9 * k)] for k in range(4)]
+    stages = load_stages(folder, (4,), 64, 16)
+    alone = LoopbackEngine(stages, SchedulerConfig(num_kv_blocks=64))
+    reference = alone.generate([greedy_request(k, prompt, 12) for k, prompt in enumerate(prompts)])
+    progress: list[LoadProgress] = []
+    settings = config(2, str(folder), chunked_prefill_size=7, dtype="float32", device="cpu")
+    with EngineClient.start(settings, progress.append) as client:
+        assert [stage.stage for stage in client.info.stages] == [0, 1]
+        for k, prompt in enumerate(prompts):
+            client.add(add_request(k, prompt, 12, ignore_eos=True))
+        outputs = collect(client, 4)
+    assert {k: tokens_of(outputs[k]) for k in range(4)} == reference
+    assert {step.stage for step in progress if step.done_bytes == step.total_bytes} == {0, 1}
+
+
 # ------------------------------------------------------------------------------------------------- start and stop
 
 
 def test_end_token_stops_unless_ignored() -> None:
     model = MODEL + ",vocab=4,eos=2"
-    prompt = prompt_of(0, 3)
+    prompt = [3, 0, 1]
     sequence = expected(model, prompt, 30)
     assert 2 in sequence
     with EngineClient.start(config(2, model)) as client:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny_model
+
+from fullbore.config import EngineConfig
+from fullbore.engine.placement import place_model, stage_weight_bytes
+from fullbore.errors import ConfigError
+from fullbore.model.runner import StageRunner
+from fullbore.model.spec import ModelSpec
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("model"), tied=request.param)
+
+
+def test_model_is_placed(folder: Path) -> None:
+    placement = place_model(EngineConfig(model=str(folder), pp_size=3, device="cpu", dtype="float32"))
+    assert placement.path == str(folder)
+    assert sum(placement.partition) == 4
+    assert placement.layer_ranges[0][0] == 0
+    assert placement.layer_ranges[-1][1] == 4
+    assert placement.devices == ("cpu",) * 3
+    assert placement.dtype == "float32"
+    assert placement.context_length == 512
+
+
+def test_estimated_weights_are_what_is_loaded(folder: Path) -> None:
+    spec = ModelSpec.from_folder(folder)
+    for partition in ((4,), (1, 3), (1, 1, 2)):
+        estimates = stage_weight_bytes(spec, partition, 4)
+        for stage, estimate in enumerate(estimates):
+            runner = StageRunner.load(folder, stage, partition, "cpu", "float32", 16)
+            assert estimate == pytest.approx(runner.weight_bytes, rel=0.02)
+
+
+def test_settings_override_and_are_checked(folder: Path) -> None:
+    config = EngineConfig(model=str(folder), pp_size=2, pp_layer_partition=(1, 3), context_length=100, device="cpu")
+    placement = place_model(config)
+    assert placement.partition == (1, 3)
+    assert placement.context_length == 100
+    with pytest.raises(ConfigError, match="adds up to 5"):
+        place_model(EngineConfig(model=str(folder), pp_size=2, pp_layer_partition=(2, 3), device="cpu"))
+    with pytest.raises(ConfigError, match="--pp-size 5 is more than the model's 4 layers"):
+        place_model(EngineConfig(model=str(folder), pp_size=5, device="cpu"))
+    with pytest.raises(ConfigError, match="--context-length 513"):
+        place_model(EngineConfig(model=str(folder), context_length=513, device="cpu"))

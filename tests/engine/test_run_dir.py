@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fullbore.engine.run_dir import RunDir, client_address
+
+
+@pytest.fixture
+def temp_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A short folder that stands for /tmp."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        yield Path(short)
+
+
+def test_private_and_removed(temp_root: Path) -> None:
+    run_dir = RunDir.create()
+    assert run_dir.path.parent == temp_root
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    (run_dir.path / "something").touch()
+    run_dir.remove()
+    assert list(temp_root.iterdir()) == []
+
+
+def test_socket_paths_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "x" * 100)
+    run_dir = RunDir.create()
+    assert len(client_address(run_dir.path)) < 107
+    run_dir.remove()
+
+
+def test_next_start_removes_what_killed_processes_left_and_nothing_else(temp_root: Path) -> None:
+    in_use = RunDir.create()
+    (temp_root / "fullbore-run-without-lock").mkdir()
+    script = (
+        "from fullbore.engine.run_dir import RunDir; import os; print(RunDir.create().path, flush=True); os._exit(9)"
+    )
+    command = [sys.executable, "-c", f"import tempfile; tempfile.tempdir = {str(temp_root)!r}; {script}"]
+    left = Path(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip())
+    assert left.exists()
+    new = RunDir.create()
+    assert not left.exists()
+    assert in_use.path.exists()
+    assert (temp_root / "fullbore-run-without-lock").exists()
+    new.remove()
+    in_use.remove()
