@@ -77,6 +77,9 @@ def read_evidence(paths: list[Path], on_file: Callable[[str], None] | None = Non
         if kind not in (Kind.TRACE, Kind.NVIDIA_SMI_CSV, Kind.DMON, Kind.METRICS, Kind.BINARY):
             evidence.masker.learn(file.head)
         evidence.files.append(_read_file(file, kind, evidence))
+    has_many_machines = len({gpu.machine for gpu in evidence.gpus}) > 1
+    for gpu in evidence.gpus:
+        gpu.has_many_machines = has_many_machines
     return evidence
 
 

@@ -44,6 +44,11 @@ class Gpu:
     memory_used_mib: float | None = None
     memory_total_mib: float | None = None
     throttle_reasons: dict[str, Source] = field(default_factory=dict)
+    has_many_machines: bool = False  # the evidence is of several, so that the index alone names no GPU
+
+    @property
+    def label(self) -> str:
+        return f"GPU {self.index} of {self.machine}" if self.has_many_machines else f"GPU {self.index}"
 
     @property
     def has_load(self) -> bool:

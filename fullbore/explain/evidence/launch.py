@@ -71,7 +71,12 @@ def parse(line: str, engine: str, source: Source) -> Launch:
             launch.flags.setdefault(name, Reading(name, value.strip("'\""), source))
         return launch
     words = _words(line)
+    model = re.search(r"\b(?:vllm serve|ollama run|fullbore (?:serve|generate)|lmdeploy serve \w+)\s+([^\s-]\S*)", line)
+    if model is not None:
+        launch.flags["model"] = Reading("model", model[1], source)
     for position, word in enumerate(words):
+        if word == "-m" and position and words[position - 1].rsplit("/")[-1].startswith("python"):
+            continue  # a Python module, not a model
         following = words[position + 1] if position + 1 < len(words) else None
         assignment = _ASSIGNMENT.match(word)
         if assignment is not None and _ENV_NAME.match(assignment[1]):

@@ -38,6 +38,7 @@ class LogReadings:
                 or self.vllm.read_line(line, source, time_s)
                 or self.llama.read_line(line, source)
             )
-            if self.marks.read_line(line, source) or is_known:
+            is_settings = "server_args" in line or "with config" in line  # they name everything, and mean nothing by it
+            if (not is_settings and self.marks.read_line(line, source)) or is_known:
                 self.known_lines += 1
         return self.known_lines - before

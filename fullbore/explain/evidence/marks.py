@@ -26,7 +26,7 @@ _KINDS = [
             "NCCL",
             r"NCCL.*(?:operation timed? ?out|timeout exceeded|ncclRemoteError|remote process exited)",
         ),
-        ("scheduler-watchdog", "atchdog", r"[Ww]atchdog.*(?:timeout|timed out|self\.watchdog_timeout)"),
+        ("scheduler-watchdog", "atchdog", r"[Ww]atchdog (?:timeout|timed out)|self\.watchdog_timeout"),
         ("broadcast-stuck", "shared memory broadcast", r"No available shared memory broadcast block found"),
         ("rpc-timeout", "imed out", r"RPC call to \w+ timed out|EngineCore.*timed out|execute_model timed out"),
         ("engine-dead", "ead", r"EngineDeadError|Engine core proc\w* .*died|worker .*died|Worker proc .*died"),

@@ -46,7 +46,7 @@ class RankLog:
     batches: BatchSequence = field(default_factory=BatchSequence)
     last_batch_s: float | None = None
     last_at: Source | None = None
-    outstanding: int = 0  # requests queued, bootstrapping, in flight or running when the last batch was printed
+    outstanding: int = 0  # requests queued when the last batch was printed: another batch had to follow
     aborts: int = 0
     aborts_at: Source | None = None
     weights_gb: Reading | None = None
@@ -132,8 +132,7 @@ class SglangLog:
         rank.batches.add(batch, source)
         rank.last_batch_s, rank.last_at = time_s if time_s is not None else rank.last_batch_s, source
         rank.queue.add(batch.queued)
-        waiting = sum(_int(values.get(name), 0) for name in ("#bootstrap-req", "#inflight-req"))
-        rank.outstanding = batch.queued + batch.running + waiting
+        rank.outstanding = batch.queued
         for name in ("token usage", "full token usage"):
             if name in values:
                 rank.token_usage.add(float(values[name]))

@@ -1,0 +1,244 @@
+"""What the evidence says about one deployment, put together once so that every rule sees the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from fullbore.explain import models
+from fullbore.explain.busy import Busy, by_stage, read_busy
+from fullbore.explain.cards import Card, find_card
+from fullbore.explain.evidence import Evidence
+from fullbore.explain.evidence.gpu import Gpu
+from fullbore.explain.evidence.notes import numbers_in
+from fullbore.explain.facts import Fact, show
+from fullbore.explain.load import Load, read_load
+from fullbore.explain.progress import Progress, read_progress
+from fullbore.explain.settings import Settings
+from fullbore.explain.speed import Speed, read_speed
+from fullbore.explain.trace_timeline import Timeline, build_timeline
+
+# Engines that cut a model by layers over the GPUs they find unless told otherwise.
+LAYER_SPLIT_ENGINES = ("ollama", "llama.cpp", "transformers", "exllama")
+_TENSOR_SPLIT_MODES = ("row", "tensor", "graph", "attn")
+_HOLDS_MODEL = 0.1  # of the fullest GPU's memory; less is a desktop, not a share of the model
+
+
+@dataclass
+class Situation:
+    """The deployment. What is not known is None; everything known says where from."""
+
+    evidence: Evidence
+    settings: Settings
+    engine: str | None = None
+    engine_fact: Fact | None = None
+    version: Fact | None = None
+    pp: Fact | None = None
+    tp: int = 1
+    gpus: list[Gpu] = field(default_factory=list)  # those that hold the model
+    stages: list[list[Gpu]] = field(default_factory=list)
+    card: Card | None = None  # the slowest
+    card_fact: Fact | None = None
+    model: models.ModelSize = field(default_factory=models.ModelSize)
+    model_fact: Fact | None = None
+    load: Load = field(default_factory=Load)
+    progress: Progress = field(default_factory=Progress)
+    timeline: Timeline | None = None
+    busy: Busy | None = None
+    speed: Speed = field(default_factory=Speed)
+
+    @property
+    def P(self) -> int | None:  # noqa: N802 - the field's name for it
+        """Pipeline stages."""
+        return int(self.pp.number) if self.pp is not None else None
+
+    @property
+    def is_cpu(self) -> bool:
+        device = self.settings.reading("device")
+        ranks = self.evidence.logs.sglang.ranks.values()
+        return (device is not None and str(device.value) == "cpu") or any(rank.is_cpu for rank in ranks)
+
+    @property
+    def is_saturated(self) -> bool:
+        """Requests wait, or there are at least two for each stage."""
+        waiting = self.load.waiting is not None and self.load.waiting.number > 0
+        return waiting or (self.P is not None and self.load.known is not None and self.load.known >= 2 * self.P)
+
+    @property
+    def has_load(self) -> bool:
+        """Anything in the evidence was taken while requests were served."""
+        logs = self.evidence.logs
+        return bool(
+            any(gpu.has_load for gpu in self.gpus)
+            or self.timeline
+            or self.evidence.accounts
+            or self.evidence.bench
+            or logs.vllm.running
+            or logs.sglang.ranks
+            or logs.llama.decode_ms
+        )
+
+
+def understand(evidence: Evidence) -> Situation:
+    """Facts from readings. Pure."""
+    settings = Settings(evidence)
+    s = Situation(evidence, settings)
+    s.engine, s.engine_fact = _engine(evidence)
+    s.version = _version(evidence)
+    s.gpus = _gpus_with_model(evidence)
+    s.tp, s.pp = _parallelism(s)
+    s.stages = by_stage(s.gpus, s.P, s.tp)
+    s.card, s.card_fact = _card(s)
+    s.model, s.model_fact = _model(s)
+    s.load = read_load(evidence, settings, s.P)
+    s.progress = read_progress(evidence)
+    s.timeline = build_timeline(evidence.traces, s.tp, s.P)
+    if s.pp is None and s.timeline is not None:
+        s.pp = Fact(f"{s.timeline.num_stages} ranks in the traces", s.timeline.num_stages, evidence.traces[0].source)
+    s.busy = read_busy(evidence, s.timeline, s.stages, s.P)
+    s.speed = read_speed(evidence, settings, s.load, s.progress, s.model, s.card, s.tp, s.P)
+    return s
+
+
+def _engine(evidence: Evidence) -> tuple[str | None, Fact | None]:
+    for info in evidence.server_infos:
+        return info.engine, Fact(f"/server_info of {info.engine}", info.engine, info.source)
+    for launch in evidence.launches:
+        if launch.engine != "mpi":
+            return launch.engine, Fact(f"launch command of {launch.engine}", launch.engine, launch.source)
+    logs = evidence.logs
+    if logs.sglang.ranks:
+        rank = next(iter(logs.sglang.ranks.values()))
+        return "sglang", Fact("log lines of sglang", "sglang", rank.source)
+    if logs.vllm.source or logs.vllm.version or logs.vllm.kv_refusal:
+        return "vllm", Fact("log lines of vllm", "vllm", logs.vllm.source)
+    for dump in evidence.metrics:
+        if dump.engine is not None:
+            return dump.engine, None
+    if evidence.accounts:
+        return "fullbore", Fact("an account by fullbore", "fullbore", evidence.accounts[0].source)
+    if logs.llama.decode_ms or logs.llama.buffers_mib:
+        return "llama.cpp", None
+    note = evidence.notes.get("engine")
+    if note is not None and isinstance(note.value, str):
+        return note.value.lower().split()[0], note.fact()
+    return None, None
+
+
+def _version(evidence: Evidence) -> Fact | None:
+    for info in evidence.server_infos:
+        if info.version:
+            return Fact(f"version {info.version}", info.version, info.source)
+    if evidence.logs.vllm.version is not None:
+        return evidence.logs.vllm.version.fact(f"version {evidence.logs.vllm.version.value}")
+    for name in ("version", "engine_version"):
+        note = evidence.notes.get(name)
+        if note is not None:
+            return Fact(f"version {note.value}", str(note.value), note.source)
+    return None
+
+
+def _gpus_with_model(evidence: Evidence) -> list[Gpu]:
+    """In the order of machines and indices; GPUs without a share of the model are left out."""
+    gpus = sorted(evidence.gpus, key=lambda gpu: (gpu.machine, gpu.index))
+    fullest = max((gpu.memory_used_mib or 0.0 for gpu in gpus), default=0.0)
+    return [gpu for gpu in gpus if gpu.memory_used_mib is None or gpu.memory_used_mib >= _HOLDS_MODEL * fullest]
+
+
+def gpu_count(s: Situation) -> int | None:
+    """GPUs in use: noted, or those seen with a share of the model."""
+    note = s.evidence.notes.get("gpus") or s.evidence.notes.get("num_gpus") or s.evidence.notes.get("n_gpu")
+    numbers = numbers_in(note.value) if note is not None else []
+    if len(numbers) == 1 and 0 < numbers[0] < 10_000:
+        return int(numbers[0])
+    return len(s.gpus) or None
+
+
+def _parallelism(s: Situation) -> tuple[int, Fact | None]:
+    """(tensor-parallel ranks of a stage, pipeline stages)."""
+    tp = s.settings.number("tp_size")
+    tp_size = max(int(tp.number), 1) if tp is not None else 1
+    pp = s.settings.number("pp_size")
+    if pp is not None:
+        return tp_size, pp
+    seen = _stages_seen(s)
+    if seen is not None:
+        return tp_size, seen
+    count = gpu_count(s)
+    if s.engine in LAYER_SPLIT_ENGINES and count:
+        return _layer_split(s, count)
+    for name in ("stages", "num_stages", "pipeline_stages"):
+        note = s.evidence.notes.get(name)
+        if note is not None and isinstance(note.value, int):
+            return tp_size, note.fact()
+    if count == 1:
+        return 1, Fact("one GPU: no pipeline", 1, s.gpus[0].source if s.gpus else None)
+    if s.engine in ("sglang", "vllm", "fullbore") and len(s.evidence.launches) == 1:
+        launch = s.evidence.launches[0]
+        return tp_size, Fact("no pipeline size on the command line: one stage", 1, launch.source)
+    return tp_size, None
+
+
+def _stages_seen(s: Situation) -> Fact | None:
+    """Stages that show in logs, metrics or accounts."""
+    log = s.evidence.logs.sglang
+    if log.has_pp_labels:
+        last = max(log.ranks)
+        return Fact(f"ranks up to PP{last} in the log", last + 1, log.ranks[last].source)
+    for dump in s.evidence.metrics:
+        for name in ("sglang:num_running_reqs", "sglang:num_queue_reqs", "fullbore_stage_busy_seconds_total"):
+            stages = dump.by_stage(name)
+            if stages:
+                return Fact(f"{max(stages) + 1} stages in the metrics", max(stages) + 1)
+    if s.evidence.accounts:
+        account = s.evidence.accounts[0]
+        return Fact(f"{len(account.stages)} stages in the account", len(account.stages), account.source)
+    return None
+
+
+def _layer_split(s: Situation, count: int) -> tuple[int, Fact | None]:
+    mode = s.settings.reading("split_mode")
+    source = s.engine_fact.source if s.engine_fact else None
+    if mode is not None and any(word in str(mode.value).lower() for word in _TENSOR_SPLIT_MODES):
+        return count, Fact(
+            f"{mode.name} {mode.value}: every layer is divided over {count} GPUs, no pipeline", 1, mode.source
+        )
+    if mode is not None and str(mode.value).lower() == "none":
+        return 1, Fact(f"{mode.name} none: one GPU", 1, mode.source)
+    if s.settings.is_on("tensor_parallel_mode"):
+        return count, Fact("tensor parallel: no pipeline", 1, source)
+    return 1, Fact(f"{s.engine} cuts the layers over {count} GPUs: {count} stages", count, source)
+
+
+def _card(s: Situation) -> tuple[Card | None, Fact | None]:
+    """The slowest of the cards, which a pipeline's pace depends on."""
+    found = [(card, gpu.name, gpu.source) for gpu in s.gpus if (card := find_card(gpu.name)) is not None]
+    for path, note in s.evidence.notes.items():
+        if path in ("gpu", "gpu_name", "card", "hardware", "device", "gpus") and isinstance(note.value, str):
+            for part in re.split(r"\s*\+\s*|,", note.value):
+                if (card := find_card(part)) is not None:
+                    found.append((card, part, note.source))
+    found += [
+        (card, rank.device, rank.source) for rank in s.evidence.traces if (card := find_card(rank.device)) is not None
+    ]
+    if not found:
+        return None, None
+    card, name, source = min(found, key=lambda entry: entry[0].memory_gb_s)
+    return card, Fact(
+        f"{name}: {show(card.memory_gb_s)} GB/s memory, {show(card.boost_mhz)} MHz", card.memory_gb_s, source
+    )
+
+
+def _model(s: Situation) -> tuple[models.ModelSize, Fact | None]:
+    """From the noted name, which is written for people, before the folder's."""
+    candidates = [s.evidence.notes.get("model"), s.evidence.notes.get("model_name"), s.settings.reading("model")]
+    best, fact = models.ModelSize(), None
+    for candidate in candidates:
+        if candidate is None or not isinstance(candidate.value, str):
+            continue
+        size = models.find_model(candidate.value.rstrip("/").rsplit("/", 1)[-1])
+        if fact is None or (best.parameters_b is None and size.parameters_b is not None):
+            best, fact = size, candidate.fact(f"model {candidate.value}")
+        elif best.bytes_per_parameter is None and size.bytes_per_parameter is not None:
+            best = replace(best, bytes_per_parameter=size.bytes_per_parameter)
+    return best, fact

@@ -1,0 +1,150 @@
+"""imbalance: with enough micro-batches the slowest stage sets the cycle, m · max s (sglang#13282, sglang#9798).
+
+With few requests it does not matter: then the sum of the stages' times counts, not the largest.
+"""
+
+from __future__ import annotations
+
+from fullbore.explain.busy import is_low_power, stage_times_ms
+from fullbore.explain.cards import find_card
+from fullbore.explain.facts import Fact, show
+from fullbore.explain.fixes import partition
+from fullbore.explain.physics import balanced_partition, weighted_partition
+from fullbore.explain.situation import Situation
+from fullbore.explain.stage_layers import stage_layers, stage_weights_gb, total_layers
+from fullbore.explain.verdicts.finding import Finding, Gain
+
+_GATES = 0.85  # a stage busier than this has nothing left
+_UNEVEN = 1.2  # busiest over mean of all
+_POWER_UNEVEN = 1.25
+
+
+def imbalance(s: Situation) -> Finding | None:
+    stages = s.P
+    if stages is None or stages < 2 or s.progress.is_frozen or not _pace_is_set_by_slowest(s):
+        return None
+    uneven = _by_work(s)
+    if uneven is None:
+        return None
+    slow, shares, strength, facts = uneven
+    layers = stage_layers(s)
+    name = f"stage {slow} (PP{slow}{', the last stage' if slow == stages - 1 else ''}{_gpu_names(s, slow)})"
+    summary = (
+        f"{name} is the slowest: it works {shares[slow]:.0%} of the time while the others work "
+        f"{_others(shares, slow)}; the whole "
+        f"pipeline runs at its pace."
+    )
+    if layers is not None:
+        summary += f" It holds {layers.value[slow]} of {sum(layers.value)} layers."
+    after, gain = _rebalanced(s, shares, layers)
+    finding = Finding(
+        "imbalance",
+        strength,
+        summary,
+        evidence=[*facts, *([layers] if layers else []), *stage_weights_gb(s)],
+        fix=partition(s, after) if after else ["give that stage fewer layers, in proportion to its measured time"],
+        gain=gain,
+        verify="after the change all stages should be equally busy, within a layer's worth",
+        precedent="sglang#13282, sglang#9798, vllm#14120",
+    )
+    if layers is None:
+        finding.unexplained = "how many layers each stage has, and so the exact new split"
+    return finding
+
+
+def _pace_is_set_by_slowest(s: Situation) -> bool:
+    """At least as many micro-batches as stages, as far as is known."""
+    if s.load.slots is not None and s.P is not None:
+        return s.load.slots > 0.75 * s.P
+    return s.load.most is None or s.P is None or s.load.known is None or s.load.known >= s.P or s.is_saturated
+
+
+def _by_work(s: Situation) -> tuple[int, list[float], float, list[Fact]] | None:
+    """(slowest stage, busy shares, strength, facts) if one stage is full while others wait for it."""
+    busy, times = s.busy, stage_times_ms(s.evidence, s.P)
+    if busy is None and times is not None and s.is_saturated:
+        largest = max(times.value)
+        shares = [time / largest for time in times.value]
+        if len(shares) / sum(shares) >= _UNEVEN:
+            return shares.index(1.0), shares, 0.75, [times]
+        return None
+    if busy is None:
+        return None
+    if not busy.is_trusted:
+        return _by_power(s)
+    slow = busy.shares.index(max(busy.shares))
+    if busy.shares[slow] < _GATES or busy.spread < _UNEVEN:
+        return None
+    strength = 0.85 if busy.kind != "utilisation" or not _others_spin(s, slow) else 0.7
+    if s.load.known is None and s.load.slots is None and not s.is_saturated:
+        strength -= 0.25
+    return slow, busy.shares, strength, busy.facts
+
+
+def _by_power(s: Situation) -> tuple[int, list[float], float, list[Fact]] | None:
+    """All spin at 100 %: the one that works draws the power."""
+    busy = s.busy
+    power = [sum(gpu.load.power_w.mean for gpu in stage if gpu.load.power_w) for stage in s.stages]
+    if busy is None or not power or min(power) <= 0 or max(power) / (sum(power) / len(power)) < _POWER_UNEVEN:
+        return None
+    slow = power.index(max(power))
+    if any(is_low_power(gpu) for gpu in s.stages[slow]):
+        return None
+    text = (
+        f"stage {slow} draws {show(max(power))} W, the others "
+        f"{show((sum(power) - max(power)) / (len(power) - 1))} W on average"
+    )
+    shares = [p / max(power) for p in power]
+    return slow, shares, 0.55, [*busy.facts, Fact(text, max(power), s.stages[slow][0].where)]
+
+
+def _others_spin(s: Situation, slow: int) -> bool:
+    return any(is_low_power(gpu) for n, stage in enumerate(s.stages) if n != slow for gpu in stage)
+
+
+def _rebalanced(s: Situation, shares: list[float], layers: Fact | None) -> tuple[list[int], Gain]:
+    """Layers per stage with equal times, from each stage's present time per layer."""
+    largest, mean = max(shares), sum(shares) / len(shares)
+    bound = Gain(f"at most {show(largest / mean)} × tokens/s (perfect balance)", 1.0, largest / mean)
+    total = total_layers(s)
+    if layers is None and total is not None and _cards_differ(s):
+        speeds = [min(card.memory_gb_s for gpu in stage if (card := find_card(gpu.name))) for stage in s.stages]
+        return weighted_partition(int(total.number), speeds), bound
+    if layers is None or sum(layers.value) < len(shares):
+        return [], bound
+    per_layer = [share / count for share, count in zip(shares, layers.value, strict=True)]
+    if _cards_differ(s):
+        after = weighted_partition(sum(layers.value), [1 / cost for cost in per_layer])
+        times = [count * cost for count, cost in zip(after, per_layer, strict=True)]
+    else:
+        costs = [cost for cost, count in zip(per_layer, layers.value, strict=True) for _ in range(count)]
+        after = balanced_partition(costs, len(shares))
+        times, position = [], 0
+        for count in after:
+            times.append(sum(costs[position : position + count]))
+            position += count
+    factor = largest / max(times)
+    gain = Gain(
+        f"{show(1 + (factor - 1) * 0.7)} to {show(factor)} × tokens/s with {','.join(str(n) for n in after)}",
+        1 + (factor - 1) * 0.7,
+        factor,
+        assumes="a layer costs what its stage's time divided by its layers says (the head counted with the last "
+        "stage's), and "
+        "requests keep every stage supplied",
+    )
+    return after, gain
+
+
+def _cards_differ(s: Situation) -> bool:
+    names = {gpu.name for stage in s.stages for gpu in stage if gpu.name}
+    return len(names) > 1 and all(find_card(name) is not None for name in names)
+
+
+def _gpu_names(s: Situation, stage: int) -> str:
+    return f", {s.stages[stage][0].label}" if s.stages and len(s.stages[stage]) == 1 else ""
+
+
+def _others(shares: list[float], slow: int) -> str:
+    others = [share for n, share in enumerate(shares) if n != slow]
+    low, high = min(others), max(others)
+    return f"{low:.0%}" if high - low < 0.01 else f"{low:.0%} to {high:.0%}"

@@ -1,0 +1,152 @@
+"""From findings to an answer: which is the primary verdict, what stands beside it, what is true but not the bottleneck.
+
+Order of precedence: an engine that does not run; hardware that runs slowly and slowdowns that no idle time explains;
+then whatever the evidence supports best. Verdicts that exclude each other are not given together: only co-causes of
+`_TOGETHER` stand beside the primary one, everything else that is true is listed as not the bottleneck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fullbore.explain.facts import Fact
+from fullbore.explain.situation import Situation
+from fullbore.explain.verdicts.at_roofline import at_roofline
+from fullbore.explain.verdicts.chunks_serialised import chunks_serialised
+from fullbore.explain.verdicts.clock_throttle import clock_throttle
+from fullbore.explain.verdicts.control_plane_latency import control_plane_latency
+from fullbore.explain.verdicts.experiments import from_experiments, refuted
+from fullbore.explain.verdicts.few_requests import few_requests
+from fullbore.explain.verdicts.finding import NOTHING_WRONG, REPORTED, Finding, Gain
+from fullbore.explain.verdicts.imbalance import imbalance
+from fullbore.explain.verdicts.kv_limited import kv_limited
+from fullbore.explain.verdicts.launch_bound import launch_bound
+from fullbore.explain.verdicts.missing import Missing, missing_evidence
+from fullbore.explain.verdicts.not_idle_time import not_idle_time
+from fullbore.explain.verdicts.packed_slot import packed_slot
+from fullbore.explain.verdicts.pp_latency_expected import pp_latency_expected
+from fullbore.explain.verdicts.ring_order import ring_order
+from fullbore.explain.verdicts.slow_link import link_facts, slow_link
+from fullbore.explain.verdicts.spin_deadlock import spin_deadlock
+from fullbore.explain.verdicts.stage_divergence import stage_divergence
+
+Rule = Callable[[Situation], Finding | None]
+
+RULES: tuple[Rule, ...] = (
+    kv_limited,
+    stage_divergence,
+    spin_deadlock,
+    clock_throttle,
+    not_idle_time,
+    chunks_serialised,
+    control_plane_latency,
+    ring_order,
+    imbalance,
+    slow_link,
+    launch_bound,
+    packed_slot,
+    few_requests,
+    at_roofline,
+    pp_latency_expected,
+)
+
+# Lower comes first whatever the strength.
+_DOES_NOT_RUN, _RUNS_SLOWLY, _USUAL = 0, 1, 2
+_TIERS = {"stage-divergence": _DOES_NOT_RUN, "spin-deadlock": _DOES_NOT_RUN}
+_TIERS |= {"clock-throttle": _RUNS_SLOWLY, "not-idle-time": _RUNS_SLOWLY}
+
+# Causes that act together, each with a fix of its own.
+_TOGETHER = {
+    frozenset({"launch-bound", "packed-slot"}),
+    frozenset({"launch-bound", "few-requests"}),
+    frozenset({"packed-slot", "few-requests"}),
+    frozenset({"kv-limited", "imbalance"}),
+}
+
+
+@dataclass
+class Judgement:
+    """The answer. `aside`: true findings that are not the bottleneck; `hypotheses`: findings too weak to report."""
+
+    verdicts: list[Finding]
+    aside: list[Fact] = field(default_factory=list)
+    hypotheses: list[Finding] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+
+    @property
+    def primary(self) -> Finding:
+        return self.verdicts[0]
+
+
+def judge(s: Situation) -> Judgement:
+    """Weighs all rules on one situation."""
+    findings = _merged([*(found for rule in RULES if (found := rule(s)) is not None), *from_experiments(s)])
+    for verdict, fact in refuted(s):
+        for finding in findings:
+            if finding.id == verdict:
+                finding.against.append(fact)
+                finding.strength -= 0.3
+    findings.sort(key=lambda finding: (_tier(finding), -finding.strength))
+    supported = [finding for finding in findings if finding.strength >= REPORTED]
+    weak = [finding for finding in findings if finding.strength < REPORTED]
+    missing = missing_evidence(s)
+    aside = [*link_facts(s), *(fact for _, fact in refuted(s))]
+    if not supported:
+        return Judgement([_insufficient(s, missing, weak)], aside, weak, missing)
+    primary, *others = supported
+    verdicts = [primary]
+    for other in others:
+        if all(frozenset({other.id, verdict.id}) in _TOGETHER for verdict in verdicts):
+            verdicts.append(other)
+        else:
+            aside.append(_aside(other, primary))
+    if primary.id == "slow-link":
+        aside = [fact for fact in aside if not fact.text.startswith("link:")]
+    return Judgement(verdicts, aside, weak, missing)
+
+
+def _tier(finding: Finding) -> int:
+    if finding.id == "kv-limited" and finding.summary.startswith(("The engine refuses", "The engine does not start")):
+        return _DOES_NOT_RUN
+    return _TIERS.get(finding.id, _USUAL)
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding per verdict; an experiment joins the rule that says the same."""
+    merged: dict[str, Finding] = {}
+    for finding in findings:
+        first = merged.get(finding.id)
+        if first is None:
+            merged[finding.id] = finding
+            continue
+        first.evidence += finding.evidence
+        first.strength = min(max(first.strength, finding.strength) + 0.05, 0.98)
+        if finding.gain.low is not None and finding.gain.low == finding.gain.high:  # measured, not predicted
+            first.gain = finding.gain
+        first.fix += [line for line in finding.fix if line not in first.fix]
+    return list(merged.values())
+
+
+def _aside(finding: Finding, primary: Finding) -> Fact:
+    why = "true, but not what limits now" if primary.id not in NOTHING_WRONG else "true, and no fault"
+    return Fact(f"{finding.id} ({why}): {finding.summary}", finding.id)
+
+
+def _insufficient(s: Situation, missing: list[Missing], weak: list[Finding]) -> Finding:
+    hint = ""
+    if weak:
+        hint = (
+            f" It could be {' or '.join(finding.id for finding in weak[:3])}, but the evidence would fit other "
+            f"causes as well."
+        )
+    seen = "" if s.has_load else " Nothing in it was taken under load, while serving requests."
+    return Finding(
+        "insufficient-evidence",
+        1.0,
+        f"The evidence does not say what limits this deployment.{seen}{hint}",
+        evidence=[fact for fact in (s.engine_fact, s.pp, *(s.busy.facts if s.busy else [])) if fact is not None],
+        fix=[f"{item.what}: {item.how}" for item in missing[:4]],
+        gain=Gain("unknown until the cause is"),
+        verify="run fullbore explain again with what is missing",
+    )

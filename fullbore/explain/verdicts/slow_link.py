@@ -1,0 +1,333 @@
+"""slow-link: bytes per step over the link's bandwidth are a large part of the step.
+
+A pipeline sends one hidden state per token and hop: kilobytes, hardly ever the bottleneck when decoding (vllm#6610:
+doubling the network changed nothing). Tensor parallelism exchanges twice per layer and waits for the slowest link each
+time (LLMKube#1423; a 4x RTX 3090 board report).
+"""
+
+from __future__ import annotations
+
+import re
+
+from fullbore.explain.cards import find_card, link_bytes_s
+from fullbore.explain.evidence.gpu import Gpu
+from fullbore.explain.evidence.notes import numbers_in
+from fullbore.explain.facts import Fact, show
+from fullbore.explain.fixes import hidden_size
+from fullbore.explain.physics import all_reduce_bytes_per_token, hop_bytes_per_token
+from fullbore.explain.situation import Situation
+from fullbore.explain.stage_layers import total_layers
+from fullbore.explain.verdicts.finding import Finding, Gain
+
+_DEGRADED = 0.51  # of the bandwidth of its neighbours
+_CRIPPLED = 0.26  # ... or of what the card can do: then each exchange also takes longer to get through
+_SHARE = 0.2  # of a step, for a link to be its bottleneck
+_EXCHANGE_S = 50e-6  # least time of one exchange through PCIe and host memory
+_TRACE_SHARE = 0.25
+_NETWORK_KEY = re.compile(r"(?:link|network|nic|ethernet|inter_?node|interconnect|bandwidth)", re.I)
+_GBIT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:-\s*)?(?:G(?:bit|b|bps|be|bE|BASE|igE)\w*|gigabit)", re.I)
+_SOCKET_BYTES_S = 1.1e9  # NCCL over TCP on 10 Gbit/s, where the speed is not noted
+
+
+def slow_link(s: Situation) -> Finding | None:
+    if s.progress.is_frozen:
+        return None
+    return _degraded(s) or _sockets(s) or _trace(s) or _account(s)
+
+
+def link_facts(s: Situation) -> list[Fact]:
+    """What the links carry per step and how long that takes: shown also where it is not the bottleneck."""
+    if s.P is None or s.P < 2:
+        return []
+    hidden, text = hidden_size(s)
+    slowest = _slowest(s)
+    if slowest is None:
+        return []
+    gpu, bandwidth = slowest
+    requests = s.load.micro_batch.number if s.load.micro_batch is not None else float(max(s.load.known or 1, 1))
+    size = hop_bytes_per_token(hidden) * requests
+    time_ms = 1000 * size / bandwidth
+    step = s.speed.step_ms or s.speed.lone_ms
+    of = f", of a step of {show(step.number)} ms" if step is not None else ""
+    line = (
+        f"link: a hop carries {show(size / 1000)} kB per step ({text}, {show(requests)} requests); the slowest "
+        f"link, of {gpu.label} "
+        f"({_link(gpu)}), needs {show(time_ms)} ms for it{of}"
+    )
+    return [Fact(line, time_ms, gpu.where)]
+
+
+def _degraded(s: Situation) -> Finding | None:
+    """A link that under load runs below its neighbours, or far below what its card can do, and carries much."""
+    gpu = _degraded_gpu(s)
+    if gpu is None:
+        return None
+    bandwidth = _bandwidth(gpu)
+    exchange_ms, how = _exchange_ms(s, bandwidth, is_slow_to_start=_is_crippled(s, gpu))
+    step = _step(s)
+    if exchange_ms is None:
+        return None
+    share = exchange_ms / step.number if step is not None else None
+    if (share is not None and share < _SHARE) or (share is None and s.tp < 2):
+        return None
+    facts = [_link_fact(gpu), *[_link_fact(other) for other in s.gpus if other is not gpu and other.load.link_gen][:7]]
+    facts.append(Fact(how, exchange_ms, gpu.where))
+    facts += [fact for fact in (step, s.settings.fact("split_mode")) if fact is not None] + (
+        s.busy.facts if s.busy else []
+    )
+    floor = s.speed.lone_floor_ms
+    finding = Finding(
+        "slow-link",
+        0.8 if share is not None and share < 2 else 0.6,
+        f"{gpu.label} is behind a slow link: {_link(gpu)} under load, about {show(bandwidth / 1e9)} GB/s. "
+        + (
+            f"With every layer divided over {s.tp} GPUs, all of them wait for it twice per layer."
+            if s.tp > 1
+            else "Every micro-batch has to cross it."
+        ),
+        evidence=facts,
+        fix=_fix(s, gpu),
+        gain=_gain(exchange_ms, step),
+        verify=f"nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.width.current --format=csv -l 1 "
+        f"under load: {gpu.label} "
+        f"like the others; then measure again",
+        precedent="LLMKube#1423; vllm#6610 for the opposite case",
+    )
+    if floor is not None and step is not None and step.number > exchange_ms + floor:
+        rest = step.number - exchange_ms - floor
+        finding.unexplained = (
+            f"of {show(step.number)} ms, exchanges take at least {show(exchange_ms)} ms and memory at least "
+            f"{show(floor)} ms; the other "
+            f"{show(rest)} ms are waiting at each exchange, launches and host work, not told apart by this evidence"
+        )
+    return finding
+
+
+def _degraded_gpu(s: Situation) -> Gpu | None:
+    known = [gpu for gpu in s.gpus if gpu.load.link_gen and gpu.load.link_width and _is_meaningful(gpu)]
+    if not known:
+        return None
+    slowest = min(known, key=_bandwidth)
+    best = max(_bandwidth(gpu) for gpu in known)
+    card = find_card(slowest.name)
+    full = link_bytes_s(card.link_gen, card.link_width) if card is not None else best
+    is_degraded = _bandwidth(slowest) <= _DEGRADED * best or _bandwidth(slowest) <= _CRIPPLED * full
+    return slowest if is_degraded else None
+
+
+def _is_crippled(s: Situation, gpu: Gpu) -> bool:
+    best = max(_bandwidth(other) for other in s.gpus if other.load.link_gen and other.load.link_width)
+    card = find_card(gpu.name)
+    full = link_bytes_s(card.link_gen, card.link_width) if card is not None else best
+    return _bandwidth(gpu) <= _CRIPPLED * max(best, full)
+
+
+def _step(s: Situation) -> Fact | None:
+    """Time of a step; when prompts are read, the time of one chunk."""
+    row, chunk = s.load.row, s.settings.number("chunk")
+    if s.load.is_prefill_bound and row is not None and row.input_tok_s and chunk is not None:
+        time_ms = 1000 * chunk.number / row.input_tok_s
+        return Fact(f"{show(time_ms)} ms per chunk at {show(row.input_tok_s)} input tokens/s", time_ms, row.source)
+    return s.speed.step_ms or s.speed.lone_ms
+
+
+def _is_meaningful(gpu: Gpu) -> bool:
+    card = find_card(gpu.name)
+    return card is None or card.link_is_meaningful
+
+
+def _slowest(s: Situation) -> tuple[Gpu, float] | None:
+    known = [gpu for gpu in s.gpus if gpu.load.link_gen and gpu.load.link_width and _is_meaningful(gpu)]
+    if not known:
+        return None
+    gpu = min(known, key=_bandwidth)
+    return gpu, _bandwidth(gpu)
+
+
+def _bandwidth(gpu: Gpu) -> float:
+    """Links slow down when idle: the fastest generation seen under load counts."""
+    return link_bytes_s(gpu.load.link_gen.maximum, gpu.load.link_width.maximum)
+
+
+def _link(gpu: Gpu) -> str:
+    return f"PCIe gen {show(gpu.load.link_gen.maximum)} x{show(gpu.load.link_width.maximum)}"
+
+
+def _link_fact(gpu: Gpu) -> Fact:
+    return Fact(f"{gpu.label}: {_link(gpu)} under load, {show(_bandwidth(gpu) / 1e9)} GB/s", _bandwidth(gpu), gpu.where)
+
+
+def _exchange_ms(s: Situation, bandwidth: float, *, is_slow_to_start: bool) -> tuple[float | None, str]:
+    """What a step sends over the slowest link, as time; with the least time of each exchange where that counts."""
+    hidden, text = hidden_size(s)
+    requests = float(max(s.load.known or s.load.most or 1, 1))
+    if s.tp > 1:
+        layers = total_layers(s)
+        if layers is None:
+            return None, ""
+        size = all_reduce_bytes_per_token(int(layers.number), hidden, s.tp, 4) * requests
+        count = 2 * int(layers.number)
+        each_s = _EXCHANGE_S if is_slow_to_start else 0.0
+        time_ms = 1000 * (size / bandwidth + count * each_s)
+        least = f" and at least {show(each_s * 1e6)} µs each" if each_s else ""
+        return time_ms, (
+            f"{count} exchanges per token ({layers.text}, {text}), {show(size / 1e6)} MB over "
+            f"{show(bandwidth / 1e9)} GB/s{least}: "
+            f"{show(time_ms)} ms"
+        )
+    if s.P is None or s.P < 2:
+        return None, ""
+    tokens = requests
+    chunk = s.settings.number("chunk")
+    if s.load.is_prefill_bound and chunk is not None:
+        tokens = chunk.number
+    size = hop_bytes_per_token(hidden) * tokens
+    time_ms = 1000 * size / bandwidth
+    return (
+        time_ms,
+        f"a hop carries {show(size / 1000)} kB for {show(tokens)} tokens ({text}): {show(time_ms)} ms over the "
+        f"slowest link",
+    )
+
+
+def _sockets(s: Situation) -> Finding | None:
+    """Machines joined by TCP: bytes per step over what was noted, or over 10 Gbit/s."""
+    mark = s.evidence.logs.marks.get("network-socket")
+    rdma = s.evidence.logs.marks.get("network-rdma")
+    rpc = s.settings.fact("rpc")
+    noted = _noted_bandwidth(s)
+    if (mark is None or rdma is not None) and rpc is None and noted is None:
+        return None
+    bandwidth = noted.number if noted is not None else _SOCKET_BYTES_S
+    exchange_ms, how = _exchange_ms(s, bandwidth, is_slow_to_start=True)
+    step = _step(s)
+    if exchange_ms is None or step is None:
+        return None
+    share = exchange_ms / step.number
+    if share < _SHARE:
+        return None
+    facts = [
+        fact for fact in (mark.fact() if mark else None, rpc, noted, Fact(how, exchange_ms), step) if fact is not None
+    ]
+    interface = s.evidence.logs.marks.interface
+    return Finding(
+        "slow-link",
+        0.8 if noted is not None else 0.65,
+        f"Machines talk over TCP sockets{f' ({interface})' if interface else ''}; what a step sends takes "
+        f"{share:.0%} of it.",
+        evidence=facts + (s.busy.facts if s.busy else []),
+        fix=[
+            "RDMA where the network has it: NCCL_IB_DISABLE=0, NCCL_SOCKET_IFNAME naming the fast interface, and "
+            "NCCL_DEBUG=INFO to see "
+            "NET/IB in the log",
+            "pipeline stages instead of tensor ranks across machines: a hop carries one hidden state, not two "
+            "exchanges per layer",
+        ],
+        gain=_gain(exchange_ms, step),
+        verify="NCCL_DEBUG=INFO: `via NET/IB`; then measure again",
+        precedent="LLMKube#1423",
+    )
+
+
+def _noted_bandwidth(s: Situation) -> Fact | None:
+    for path, note in s.evidence.notes.items():
+        if not _NETWORK_KEY.search(path) or "memory" in path:
+            continue
+        numbers = numbers_in(note.value)
+        if isinstance(note.value, int | float) and re.search(r"gbit|gbps|gb_s", path, re.I) and numbers:
+            scale = 1e9 if re.search(r"gb_s|gbytes", path) and not re.search("gbit|gbps", path) else 0.125e9
+            return Fact(f"{path}: {show(note.value)}", numbers[0] * scale, note.source)
+        if isinstance(note.value, str) and (match := _GBIT.search(note.value)) is not None:
+            return Fact(f"{path}: {note.value}", float(match[1]) * 0.125e9, note.source)
+    return None
+
+
+def _trace(s: Situation) -> Finding | None:
+    """Between one stage's end and the next one's start both wait: the data is on its way."""
+    timeline = s.timeline
+    if timeline is None or not timeline.is_complete or not timeline.hops_us or not timeline.period_us:
+        return None
+    hops, back = sum(timeline.hops_us), timeline.return_us or 0.0
+    share = hops / timeline.period_us
+    if share < _TRACE_SHARE or hops < back or timeline.concurrent_max > 1:
+        return None
+    slowest = timeline.hops_us.index(max(timeline.hops_us))
+    fact = Fact(
+        f"hops take {show(hops / 1000)} ms of a round of {show(timeline.period_us / 1000)} ms; the slowest, stage "
+        f"{slowest} to "
+        f"{slowest + 1}, {show(timeline.hops_us[slowest] / 1000)} ms",
+        share,
+        s.evidence.traces[0].source,
+    )
+    return Finding(
+        "slow-link",
+        0.75,
+        f"Hidden states are on their way for {share:.0%} of every round; while they are, neither end computes.",
+        evidence=[fact, *(s.busy.facts if s.busy else [])],
+        fix=[
+            "check the link between those stages (topology: nvidia-smi topo -m), peer access, and NCCL_DEBUG=INFO "
+            "for its transport"
+        ],
+        gain=Gain(
+            f"up to {show(1 / (1 - share))} × tokens/s at this concurrency",
+            1.0,
+            1 / (1 - share),
+            assumes="hops become negligible",
+        ),
+        verify="the gap between a stage's end and the next stage's start in traces of all ranks",
+        precedent="",
+    )
+
+
+def _account(s: Situation) -> Finding | None:
+    for account in s.evidence.accounts:
+        share = account.share("transfer")
+        causes = ("packed", "few-requests", "imbalance", "control", "memory")
+        if share > 0.15 and share >= max(account.share(cause) for cause in causes):
+            fact = Fact(f"{share:.0%} of all stage-seconds wait for data on its way", share, account.source)
+            return Finding(
+                "slow-link",
+                0.95,
+                f"Stages wait {share:.0%} of the time for hidden states that are on their way.",
+                evidence=[fact],
+                fix=[
+                    "the link between the stages: measure it (latency and bandwidth), and put neighbouring stages "
+                    "on one machine"
+                ],
+                gain=Gain(
+                    "tokens/s up to the share of time spent waiting for data",
+                    1.0,
+                    1 / (1 - share) if share < 1 else None,
+                ),
+                verify="`transfer` in the account should shrink",
+            )
+    return None
+
+
+def _fix(s: Situation, gpu: Gpu) -> list[str]:
+    lines = [
+        f"give {gpu.label} a full link: another slot, a riser that holds its generation, BIOS link speed and "
+        f"bifurcation; check "
+        f"`lspci -vv` for LnkSta against LnkCap"
+    ]
+    if s.tp > 1:
+        pipeline = {"llama.cpp": "--split-mode layer", "sglang": f"--pp-size {s.tp} --tp-size 1"}
+        pipeline["vllm"] = f"--pipeline-parallel-size {s.tp} --tensor-parallel-size 1"
+        lines.append(
+            f"or a pipeline instead: {pipeline.get(s.engine or '', 'split by layers')}, which sends one hidden "
+            f"state per hop instead of two "
+            f"exchanges per layer"
+        )
+    return lines
+
+
+def _gain(exchange_ms: float, step: Fact | None) -> Gain:
+    if step is None or exchange_ms >= step.number:
+        return Gain("not predictable from this evidence")
+    factor = step.number / (step.number - 0.8 * exchange_ms)
+    return Gain(
+        f"at least {show(factor)} × tokens/s; more if the other waiting goes with it",
+        1.0,
+        factor,
+        assumes="four fifths of the exchange time go away",
+    )
