@@ -10,6 +10,7 @@ import typer
 
 from fullbore import __version__
 from fullbore.cli_options import takes_settings
+from fullbore.cli_plan import plan
 from fullbore.config import EngineConfig, ServerConfig
 from fullbore.errors import FullboreError
 
@@ -78,3 +79,6 @@ def generate(
         for text in llm.stream([ChatMessage(role="user", content=prompt)] if chat else prompt, params):
             print(text, end="", flush=True)
         print()
+
+
+app.command()(plan)

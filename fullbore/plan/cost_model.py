@@ -145,8 +145,9 @@ class StageCost:
         parts[ALL_REDUCE] = self._all_reduces_s(tokens)
         parts[HEAD] = self._head_s(load.sampled) if self.stage.has_head and load.sampled else 0.0
         device_s, host_s = sum(parts.values()), self._launch_s(load)
-        if host_s:
-            parts[LAUNCHES] = _longer(device_s, host_s, loss) - device_s
+        if host_s > device_s:
+            parts = {name: loss * part_s for name, part_s in parts.items()}
+        parts[LAUNCHES] = host_s if host_s > device_s else loss * host_s
         parts[HOST] = self._scheduling_s(load)
         return parts
 

@@ -270,7 +270,7 @@ _Part = tuple[tuple[Matrix, ...], Attention, int, int]
 
 
 def _grouped_attention(sizes: _Sizes, fmt: WeightFormat, hidden: int, window: int | None) -> _Part:
-    """Multi-head, grouped-query or multi-query attention. Kernels: qkv, rotary, cache write, attention (3), output."""
+    """Multi-head, grouped-query or multi-query attention. Kernels: qkv, rotary, cache write, attention (2), output."""
     heads = sizes.need(_HEADS, "num_attention_heads")
     kv_heads = sizes.get(_KV_HEADS) or (1 if sizes.config.get("multi_query") else heads)
     head_dim = sizes.get(("head_dim", "kv_channels", "attention_head_dim")) or hidden // heads
@@ -293,7 +293,7 @@ def _grouped_attention(sizes: _Sizes, fmt: WeightFormat, hidden: int, window: in
         (Matrix(role="attention", params=params, format=fmt),),
         attention,
         passes * 2 * (q + kv // 2) * ACTIVATION_BYTES,
-        7 + has_qk_norm,
+        6 + has_qk_norm,
     )
 
 
@@ -301,7 +301,7 @@ def _latent_attention(sizes: _Sizes, fmt: WeightFormat, hidden: int) -> _Part:
     """MLA (DeepSeek-V2/V3, Kimi K2). The down-projections and the latent cache are the same on all ranks.
 
     Decoding uses the absorbed form (queries in latent space), prefill the expanded one. Kernels: down-projection, two
-    norms, query up-projection, absorption, rotary, cache write, attention (3), value absorption, output.
+    norms, query up-projection, rotary and cache write, absorption, attention (2), value absorption, output.
     """
     heads = sizes.need(_HEADS, "num_attention_heads")
     rank = sizes.need(("kv_lora_rank",), "kv_lora_rank")
@@ -324,7 +324,7 @@ def _latent_attention(sizes: _Sizes, fmt: WeightFormat, hidden: int) -> _Part:
         Matrix(role="attention", params=down, format=fmt, is_sharded=False),
         Matrix(role="attention", params=up, format=fmt),
     )
-    return matrices, attention, 2 * (heads * (nope + rope) + rank + rope) * ACTIVATION_BYTES, 11
+    return matrices, attention, 2 * (heads * (nope + rope) + rank + rope) * ACTIVATION_BYTES, 10
 
 
 _Mlp = tuple[tuple[Matrix, ...], int, int]
@@ -338,7 +338,7 @@ def _dense_mlp(sizes: _Sizes, formats: dict[str, WeightFormat], hidden: int) -> 
 
 
 def _experts(sizes: _Sizes, formats: dict[str, WeightFormat], hidden: int) -> _Mlp:
-    """Router, routed experts and shared ones. Kernels: router, top-k, two for sorting, the experts' four, combine."""
+    """Router, routed experts and shared ones. Kernels: router, top-k, sorting, the experts' three, combine."""
     experts = sizes.need(_EXPERTS, "number of experts")
     active = sizes.need(_ACTIVE, "number of experts per token")
     if active > experts:
@@ -358,7 +358,7 @@ def _experts(sizes: _Sizes, formats: dict[str, WeightFormat], hidden: int) -> _M
     if shared:
         matrices.append(Matrix(role="shared", params=3 * hidden * shared, format=formats["shared"]))
     bytes_per_token = (3 * (active * size + shared) + 4 * active * hidden) * ACTIVATION_BYTES
-    return tuple(matrices), bytes_per_token, 9 + (3 if shared else 0)
+    return tuple(matrices), bytes_per_token, 7 + (3 if shared else 0)
 
 
 def _shared_size(sizes: _Sizes, expert_size: int) -> int:

@@ -18,9 +18,9 @@ class CostParameters:
     kernel_factor: float = 1.0  # on every device's time per kernel
     link_factor: float = 1.0  # on link bandwidths; latencies are divided by it
 
-    # Host time to launch one kernel from Python without a graph, dispatch included. Fitted to Kimi K2.6 (25 kernels a
+    # Host time to launch one kernel from Python without a graph, dispatch included. Fitted to Kimi K2.6 (22 kernels a
     # layer) on 8 RTX PRO 6000, SGLang without CUDA graphs, concurrency 1: 24.7 tokens/s.
-    eager_kernel_s: float = 22e-6
+    eager_kernel_s: float = 21.5e-6
 
     # Reading and computing overlap, and so do launching and running, but not perfectly: the shorter one adds this share
     # of itself to the longer one. Measured: gate-up projection of Llama 3.1 8B on RTX PRO 6000 at 1-2,048 tokens.
@@ -30,6 +30,8 @@ class CostParameters:
     attention_efficiency: float = 0.65  # of prefill attention against it (LLMServingSim, 2,048 tokens: 200-270 TFLOPS)
     cache_efficiency: float = 0.92  # of reading the KV cache against reading weights (the same, 16-256 sequences)
 
+
+DEFAULT_PARAMETERS = CostParameters()
 
 # One standard deviation, relative. From the scatter of published measurements around the defaults.
 SPREADS: dict[str, float] = {

@@ -1,0 +1,253 @@
+"""`fullbore plan`: reads what the user gives, asks the planner, prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullbore.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from fullbore.plan.hardware import Hardware
+    from fullbore.plan.models import DecoderModel
+    from fullbore.plan.scenario import Deployment
+    from fullbore.plan.search import OnProgress, SearchResult
+
+LAYOUT, DEMAND, OUTPUT = "Layout (one is evaluated if --pp or --tp is given, else all are compared)", "Demand", "Output"
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A known model's name, or a folder with a config.json.")
+    ],
+    hardware: Annotated[
+        str,
+        typer.Option(metavar="LIST|FILE", help="'8x rtx-pro-6000', '1x 4090 + 1x 3090', hosts by /; or a TOML file."),
+    ],
+    pp: Annotated[int | None, typer.Option("--pp", "--pp-size", help="Pipeline stages.")] = None,
+    tp: Annotated[int | None, typer.Option("--tp", "--tp-size", help="Tensor-parallel ranks per stage.")] = None,
+    replicas: Annotated[int, typer.Option(help="Independent copies that share the requests.")] = 1,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "--pp-layer-partition", metavar="N,N,...", help="Layers per stage.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, help="Decode in so many micro-batches; default: what the scheduler chooses.")
+    ] = None,
+    max_micro_batch: Annotated[
+        int | None, typer.Option("--max-micro-batch", "--pp-max-micro-batch-size", min=1, help="Most requests in one.")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", "--pp-async-batch-depth", min=0, help="In flight beyond the stages.")
+    ] = None,
+    chunk: Annotated[
+        int | None, typer.Option("--chunk", "--chunked-prefill-size", min=1, help="Most prompt tokens per micro-batch.")
+    ] = None,
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="Replay recorded launches when decoding.")
+    ] = True,
+    weights: Annotated[
+        str | None, typer.Option(help="Weight format in place of the checkpoint's: bf16, fp8, int4, nvfp4, …")
+    ] = None,
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: fp32, bf16 or fp8.")] = "bf16",
+    concurrency: Annotated[str, typer.Option(metavar="N,N,...", help="Clients that each wait.")] = "1,8,32,128",
+    rate: Annotated[float | None, typer.Option(help="Requests per second at random times, instead.")] = None,
+    input_tokens: Annotated[int, typer.Option(help="Prompt length.")] = 1024,
+    output_tokens: Annotated[int, typer.Option(help="Answer length.")] = 256,
+    prefix_hit_rate: Annotated[float, typer.Option(help="Share of each prompt that is in the prefix cache.")] = 0.0,
+    max_running_requests: Annotated[int | None, typer.Option(min=1, help="Requests at once; more wait.")] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(metavar="S", help="Mean time to first token must not exceed.")
+    ] = None,
+    slo_itl: Annotated[
+        float | None, typer.Option(metavar="S", help="Mean time between tokens must not exceed.")
+    ] = None,
+    as_: Annotated[str, typer.Option("--as", help="Whose scheduling: fullbore, sglang or vllm.")] = "fullbore",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of predictions as JSON.")] = False,
+) -> None:
+    """Predict tokens/s, TTFT and ITL of MODEL on given hardware, for one layout or for all that fit."""
+    from fullbore.plan.engines import find_engine
+    from fullbore.plan.layout import Layout
+    from fullbore.plan.report import evaluation_text, search_text
+    from fullbore.plan.scenario import Demand, Scenario
+    from fullbore.plan.search import Slo, search
+
+    demand = Demand(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        concurrency=_numbers("--concurrency", concurrency),
+        rate_per_s=rate,
+        prefix_hit_rate=prefix_hit_rate,
+    )
+    demand.validate()
+    slo = Slo(ttft_s=slo_ttft, itl_s=slo_itl)
+    slo.validate()
+    scenario = Scenario(
+        model=_read_model(model, weights),
+        hardware=_read_hardware(hardware),
+        engine=find_engine(as_),
+        demand=demand,
+        cache_bytes_per_element=_kv_bytes(kv_dtype),
+        max_running=max_running_requests,
+    )
+    layout = Layout(
+        pp=pp or 1,
+        tp=tp or 1,
+        replicas=replicas,
+        partition=None if partition is None else _numbers("--partition", partition),
+        micro_batches=micro_batches or "auto",
+        max_micro_batch=max_micro_batch or "auto",
+        depth="auto" if depth is None else depth,
+        chunk_tokens=chunk,
+        graphs=graphs,
+    )
+    if pp is not None or tp is not None or partition is not None:
+        for flag, value in (("--pp", pp), ("--tp", tp)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} must be at least 1, got {value}.")
+        with _progress(as_json) as on_progress:
+            rows = _evaluate(scenario, layout, on_progress)
+        if as_json:
+            _print_json(rows)
+        elif isinstance(rows[0], dict):
+            raise ConfigError(f"{scenario.model.name} does not fit as {layout.name}: {rows[0]['problem']}.")
+        else:
+            print(evaluation_text(scenario, rows))
+        return
+    with _progress(as_json) as on_progress:
+        result = search(scenario, layout, slo, on_progress)
+    if as_json:
+        _print_json(_search_rows(result))
+    else:
+        print(search_text(scenario, result, slo))
+
+
+# ------------------------------------------------------------------------------------------------ what is evaluated
+
+
+def _evaluate(scenario: Any, layout: Any, on_progress: OnProgress) -> list[Any]:
+    """Predictions; or, if the layout does not fit, one row for each concurrency that says so."""
+    from fullbore.plan.predict import predict
+    from fullbore.plan.scenario import deploy
+    from fullbore.plan.uncertainty import Uncertainty
+
+    concurrency = scenario.demand.concurrency if scenario.demand.rate_per_s is None else (1,)
+    deployment = deploy(scenario, layout, max(concurrency))
+    if deployment.problem:
+        return [{**_unfit_row(deployment), "concurrency": each} for each in concurrency]
+    uncertainty = Uncertainty(deployment)
+    predictions = []
+    for done, each in enumerate(concurrency):
+        on_progress(done, len(concurrency), f"concurrency {each}")
+        predictions.append(predict(deployment, each, uncertainty))
+    return predictions
+
+
+def _unfit_row(deployment: Deployment) -> dict[str, Any]:
+    layout = deployment.layout
+    return {
+        "pp": layout.pp,
+        "tp": layout.tp,
+        "replicas": layout.replicas,
+        "partition": list(deployment.partition),
+        "fits": False,
+        "problem": deployment.problem,
+        "missing_bytes": round(max(stage.missing_bytes for stage in deployment.memory.stages)),
+        "cache_tokens": deployment.memory.cache_tokens,
+    }
+
+
+def _search_rows(result: SearchResult) -> list[dict[str, Any]]:
+    from fullbore.plan.commands import commands
+
+    front = {id(each) for each in result.pareto}
+    rows = []
+    predictions = list(result.predictions)
+    if result.pick is not None and all(each is not result.pick for each in predictions):
+        predictions.append(result.pick)
+    for each in predictions:
+        row = {**each.to_json(), "pareto": id(each) in front, "pick": each is result.pick}
+        if each is result.pick:
+            row |= {"meets_slo": result.is_slo_met, "commands": commands(each)}
+        rows.append(row)
+    return rows + [_unfit_row(each) for each in result.unfit]
+
+
+# ------------------------------------------------------------------------------------------------------- reading
+
+
+def _read_model(name: str, weights: str | None) -> DecoderModel:
+    from fullbore.plan.model_table import find_model, unknown_model
+    from fullbore.plan.models import from_config
+
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix != ".json" or not path.is_file():
+        if Path(name).is_dir():
+            raise ModelError(f"{path} is missing; give a folder with a Hugging Face config.json.")
+        found = find_model(name, weights)
+        if found is None:
+            raise unknown_model(name)
+        return found
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); download it again.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object; give a Hugging Face config.json.")
+    return from_config(config, path.resolve().parent.name, weights)
+
+
+def _read_hardware(text: str) -> Hardware:
+    from fullbore.plan.hardware import parse_hardware
+    from fullbore.plan.hardware_file import hardware_from_toml
+
+    if not text.endswith(".toml"):
+        return parse_hardware(text)
+    try:
+        return hardware_from_toml(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hardware {text} cannot be read ({error}).") from None
+
+
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{flag} {text} is not a list of whole numbers such as 1,8,32.") from None
+
+
+def _kv_bytes(name: str) -> float:
+    sizes = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+    if name not in sizes:
+        raise ConfigError(f"--kv-dtype {name} is unknown; known are {', '.join(sizes)}.")
+    return sizes[name]
+
+
+# ------------------------------------------------------------------------------------------------------- printing
+
+
+def _print_json(rows: list[Any]) -> None:
+    plain = [row if isinstance(row, dict) else row.to_json() for row in rows]
+    print(json.dumps(plain, indent=1))
+
+
+@contextmanager
+def _progress(is_quiet: bool) -> Iterator[OnProgress]:
+    """A progress bar on standard error, where that is a terminal."""
+    if is_quiet or not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
