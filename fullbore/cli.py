@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from fullbore import __version__
+from fullbore.cli_explain import explain
 from fullbore.cli_options import takes_settings
 from fullbore.cli_plan import plan
 from fullbore.config import EngineConfig, ServerConfig
@@ -82,3 +83,4 @@ def generate(
 
 
 app.command()(plan)
+app.command()(explain)

@@ -1,0 +1,1 @@
+"""The answer, as data, as text and as a page."""
