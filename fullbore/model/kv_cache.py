@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 
 
@@ -31,9 +34,8 @@ class KVCache:
         self.page_size = page_size
 
         def blocks(head_dim: int) -> list[torch.Tensor]:
-            # Zeros, not empty: attention multiplies what lies behind the end of a request by 0, and 0 * NaN is NaN.
             shape = (num_blocks, num_heads, page_size, head_dim)
-            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            return [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
         self.keys = blocks(k_head_dim)
         self.values = blocks(v_head_dim)
@@ -86,3 +88,14 @@ class KVCache:
         gathered = buffer[: num_rows * page_elements].view(num_rows, page_elements)
         torch.index_select(cache.view(-1, page_elements), 0, block_rows, out=gathered)
         return buffer, gathered.view(num_runs, self.num_heads, -1, head_dim)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros, since attention multiplies what lies behind the end of a request by 0, and 0 * NaN is NaN.
+
+    On CPU they are fresh pages of the system, which take memory only once a block is used.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

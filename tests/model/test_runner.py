@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, VOCAB_SIZE, make_tiny_model
@@ -169,7 +170,7 @@ def test_half_precision_errs_no_more_than_hugging_face(architecture: str, dtype:
 
 
 def test_smollm2_continues_as_hugging_face_does(smollm2_path: Path) -> None:
-    token_ids = [1, 504, 3575, 282, 4649, 314]  # "The capital of France is"
+    token_ids = [1, 504, 3575, 282, 4649, 314]  # "<|im_start|>The capital of France is"
     reference = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
     pipeline = load_pipeline(smollm2_path, (17, 13), 4)
     start = 0
@@ -240,6 +241,17 @@ def test_hidden_states_of_another_micro_batch_are_refused(llama: Path) -> None:
     micro_batch = MicroBatch(7, [Run(0, 0, 0, [1, 2, 3], [0], GREEDY)], "slot-freed", 0.0)
     with pytest.raises(ValueError, match=r"shape \[2, 64\] for micro-batch 7 of 3 tokens"):
         last.forward(micro_batch, torch.zeros(2, 64))
+
+
+def test_kv_blocks_take_memory_only_when_used(llama: Path) -> None:
+    stage = StageRunner.load(llama, 0, (4,), "cpu", "float32", 16)
+    process = psutil.Process()
+    before_bytes = process.memory_info().rss
+    num_blocks = 2**29 // stage.kv_block_bytes
+    stage.allocate_kv(num_blocks)
+    block_ids = [num_blocks - 1]
+    assert torch.isfinite(forward([stage], [Run(0, 0, 0, [1, 2, 3], block_ids, GREEDY)])).all()
+    assert process.memory_info().rss - before_bytes < 2**27
 
 
 def test_kv_blocks_that_do_not_fit(llama: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fullbore.errors import ModelError
+from fullbore.model import sampling as sampling_module
 from fullbore.model.sampling import sample, uniform
 from fullbore.scheduler.micro_batch import Sampling
 
@@ -103,6 +104,16 @@ def test_each_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
         number = uniform(5, 0, position)
         lower = cumulative[token_id - 1] if token_id else 0.0
         assert lower - 1e-6 <= number <= cumulative[token_id] + 1e-6
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0.0, 300), (1 - 2**-53, 700)])
+def test_the_extreme_numbers_never_draw_a_token_of_probability_0(
+    number: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_module, "uniform", lambda *key: number)
+    logits = torch.full((1, 1000), float("-inf"))
+    logits[0, 300:701] = torch.randn(401, generator=torch.Generator().manual_seed(8))
+    assert sample(logits, [make_sampling()]) == [expected]
 
 
 def test_seeds_choices_and_positions_give_different_draws() -> None:
