@@ -6,8 +6,10 @@ since a request can start its next step only after its token came back (first te
 at a time (second). For costs of the form (size factor × stage factor) this is exact: any other critical circuit of
 the event graph is a mixture of the two. Tokens/s = D / cycle.
 
-Prefill. W waiting tokens cut into n equal chunks take (n + P - 1)·(α + β·W/n) through P stages, least at
-n = sqrt(β·W·(P-1)/α), where α is what a micro-batch costs without them.
+Prefill. W waiting tokens of w requests, cut into n equal chunks, take (n + P - 1)·(α + β·W/n) through P stages, where
+α is what a micro-batch costs without them. The part n·α is waited for by the w requests alone, but (P-1)·β·W/n, by
+which the chunks make micro-batches uneven, by everyone: each stage idles so long, and the D decoding requests with it.
+Together least at n = sqrt((w + D/k)·(P-1)·β·W / (w·α)), where k says how much more a first token is worth in a hurry.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from fullbore.scheduler.cost import CostModel
 
 # A choice other than one micro-batch per stage must win by more than the estimates' noise.
 _MIN_GAIN = 1.015
+
+# Delaying one request's first token by a second is as bad as delaying so many decoding requests by a second.
+_FIRST_TOKEN_WEIGHT = 4
 
 
 def decode_cycle_s(costs: CostModel, num_requests: int, num_micro_batches: int) -> float:
@@ -58,6 +63,7 @@ def prefill_quota_tokens(
     costs: CostModel,
     waiting_tokens: int,
     waiting_requests: int,
+    num_decoding: int,
     num_decodes: int,
     num_stages: int,
     budget_tokens: int,
@@ -65,7 +71,8 @@ def prefill_quota_tokens(
 ) -> int:
     """Prompt tokens per micro-batch that spread `waiting_tokens` evenly and keep every stage busy.
 
-    At most `budget_tokens`; at least `min_chunk_tokens` where so many wait.
+    `num_decoding` requests are decoding, `num_decodes` of them in each micro-batch. The result is at most
+    `budget_tokens`, and at least `min_chunk_tokens` where so many wait.
     """
     if waiting_tokens <= 0:
         return budget_tokens
@@ -74,7 +81,8 @@ def prefill_quota_tokens(
         fit = costs.slowest_prefill()
         alpha = costs.decode_s(num_decodes)[1] if num_decodes and costs.knows_decode else fit.base_s
         beta = fit.per_token_s
-        best = sqrt(beta * waiting_tokens * (num_stages - 1) / max(alpha, 1e-9))
+        delayed = num_decoding / _FIRST_TOKEN_WEIGHT + waiting_requests
+        best = sqrt(beta * waiting_tokens * (num_stages - 1) * delayed / max(alpha * waiting_requests, 1e-9))
         pieces = max(fewest, round(best))
     else:
         pieces = max(fewest, min(num_stages, waiting_requests))

@@ -549,6 +549,7 @@ class Scheduler:
             self.costs,
             self._waiting_tokens,
             len(self._waiting) + (self._prefilling is not None),
+            self._num_decoding,
             ceil(self._num_decoding / self._num_micro_batches(self._num_decoding)),
             self.config.pp_size,
             self.config.chunked_prefill_size,
