@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fullbore.explain.evidence import Evidence
@@ -97,7 +98,11 @@ class Settings:
         found = self.reading(name)
         if found is None:
             return None
-        numbers = numbers_in(list(found.value) if isinstance(found.value, tuple) else found.value)
+        value = found.value
+        if isinstance(value, str):  # 16,32 are two numbers here, not one with a separator
+            numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", value)]
+        else:
+            numbers = numbers_in(list(value) if isinstance(value, tuple) else value)
         return Fact(f"{found.name}={found.value}", numbers, found.source) if len(numbers) > 1 else None
 
 

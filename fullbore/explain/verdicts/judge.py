@@ -90,7 +90,7 @@ def judge(s: Situation) -> Judgement:
     findings.sort(key=lambda finding: (_tier(finding), -finding.strength))
     supported = [finding for finding in findings if finding.strength >= REPORTED]
     weak = [finding for finding in findings if finding.strength < REPORTED]
-    missing = missing_evidence(s)
+    missing = missing_evidence(s, is_running=not (supported and _does_not_start(supported[0])))
     aside = [*link_facts(s), *(fact for _, fact in refuted(s))]
     if not supported:
         return Judgement([_insufficient(s, missing, weak)], aside, weak, missing)
@@ -107,9 +107,11 @@ def judge(s: Situation) -> Judgement:
 
 
 def _tier(finding: Finding) -> int:
-    if finding.id == "kv-limited" and finding.summary.startswith(("The engine refuses", "The engine does not start")):
-        return _DOES_NOT_RUN
-    return _TIERS.get(finding.id, _USUAL)
+    return _DOES_NOT_RUN if _does_not_start(finding) else _TIERS.get(finding.id, _USUAL)
+
+
+def _does_not_start(finding: Finding) -> bool:
+    return finding.id == "kv-limited" and finding.is_at_start
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:

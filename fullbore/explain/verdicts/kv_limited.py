@@ -49,6 +49,7 @@ def _refused(s: Situation, refusal: KvRefusal) -> Finding:
         if refusal.estimated_tokens
         else [],
         gain=Gain("it starts"),
+        is_at_start=True,
         verify="`GPU KV cache size` and `Maximum concurrency` in the log at the next start",
         precedent="vllm#34076, vllm#32105, vllm#33698",
     )
@@ -116,6 +117,7 @@ def _no_memory(s: Situation) -> Finding | None:
         evidence=[mark.fact(), *([layers] if layers else [])],
         fix=[*more_kv(s), balance_kv(s)],
         gain=Gain("it starts"),
+        is_at_start=True,
         verify="the KV cache size that each stage prints at the next start",
         precedent="sglang#9798",
     )

@@ -21,8 +21,10 @@ _SMI = (
 )
 
 
-def missing_evidence(s: Situation) -> list[Missing]:
-    """Most telling first."""
+def missing_evidence(s: Situation, *, is_running: bool = True) -> list[Missing]:
+    """Most telling first; nothing about load for an engine that does not start."""
+    if not is_running:
+        return [item for item in (_launch(s),) if item]
     return [
         item
         for item in (_traces(s), _load(s), _samples(s), _log(s), _metrics(s), _server_info(s), _bench(s), _launch(s))
