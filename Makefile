@@ -25,7 +25,7 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/python -m pytest -m slow
 
 # Stamp files: what is installed is looked at again only when the lists of what to install have changed.
-$(VENV)/installed: $(VENV)/torch
+$(VENV)/installed: $(VENV)/created
 	$(PIP) --no-build-isolation -e .
 	@touch $@
 
@@ -34,7 +34,7 @@ $(VENV)/installed-test: $(VENV)/installed
 	@touch $@
 
 # --no-deps: the index of torch need not have the versions of everything else that constraints.txt asks for.
-$(VENV)/torch: pyproject.toml constraints.txt
+$(VENV)/created: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
 	  echo "fullbore needs Python 3.11, 3.12 or 3.13; name one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \

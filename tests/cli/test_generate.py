@@ -1,0 +1,130 @@
+"""`fullbore generate` and `LLM`, over real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fullbore_process import eventually, run_fullbore
+from tiny_models import make_tiny_model
+
+from fullbore import LLM, SamplingParams
+from fullbore.errors import ConfigError, RequestError
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+PROMPTS = ["one", "and two", "three " * 20, "4", "five", "six is more", "seven", "eight"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(model_folder: Path) -> Iterator[LLM]:
+    with LLM(str(model_folder), pp_size=2, dtype="float32") as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(llm: LLM) -> Iterator[None]:
+    yield
+
+    def is_at_rest() -> bool:
+        stats = llm._engine.stats()
+        return (stats.running, stats.waiting, stats.in_flight, stats.used_blocks) == (0, 0, 0, 0)
+
+    eventually(is_at_rest)
+
+
+def test_order_is_kept_and_neighbours_change_nothing(llm: LLM) -> None:
+    together = llm.generate(PROMPTS, GREEDY)
+    assert [output.prompt for output in together] == PROMPTS
+    assert [output.text for output in together] == [llm.generate(prompt, GREEDY)[0].text for prompt in PROMPTS]
+    assert all(len(output.token_ids) == 20 for output in together)
+    assert all(output.outputs[0].finish_reason == "length" for output in together)
+
+
+def test_micro_batches_are_in_flight_together(llm: LLM) -> None:
+    llm.generate(PROMPTS, GREEDY)
+    assert llm._engine.stats().max_in_flight >= 2
+
+
+def test_token_ids_texts_and_messages(llm: LLM) -> None:
+    from_text = llm.generate("abc", GREEDY)[0]
+    assert llm.generate(from_text.prompt_token_ids, GREEDY)[0].text == from_text.text
+    assert llm.generate([from_text.prompt_token_ids], GREEDY)[0].prompt is None
+    messages = [{"role": "user", "content": "abc"}]
+    one = llm.chat(messages, GREEDY)  # type: ignore[arg-type]
+    two = llm.chat([messages, messages], GREEDY)  # type: ignore[list-item]
+    assert [output.text for output in two] == [one[0].text] * 2
+
+
+def test_params_of_each_prompt(llm: LLM) -> None:
+    outputs = llm.generate(["a", "b"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=3, ignore_eos=True)])
+    assert [len(output.token_ids) for output in outputs] == [1, 3]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_stop_string(llm: LLM) -> None:
+    text = llm.generate("abc", GREEDY)[0].text
+    stop = text[4:6]
+    output = llm.generate("abc", SamplingParams(max_tokens=400, temperature=0, ignore_eos=True, stop=(stop,)))[0]
+    assert output.text == text[: text.index(stop)]
+    assert output.outputs[0].finish_reason == "stop"
+
+
+def test_stream_gives_the_same_text_and_may_be_left(llm: LLM) -> None:
+    whole = llm.generate("abc", GREEDY)[0].text
+    assert "".join(llm.stream("abc", GREEDY)) == whole
+    stream = llm.stream("abc", SamplingParams(max_tokens=400, temperature=0, ignore_eos=True))
+    assert whole.startswith(next(stream))
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_bad_requests_leave_the_engine_alone(llm: LLM) -> None:
+    for prompts, params in [
+        ("x" * 600, GREEDY),
+        (["fine", ""], GREEDY),
+        ([[1, 2], [99999]], GREEDY),
+        ("x", SamplingParams(max_tokens=0)),
+        ("x", SamplingParams(temperature=float("nan"))),
+        ("x", SamplingParams(stop=("",))),
+        (["x", "y"], [GREEDY]),
+        ("\ud800", GREEDY),
+    ]:
+        with pytest.raises(RequestError):
+            llm.generate(prompts, params)  # type: ignore[arg-type]
+    assert llm.generate("x", GREEDY)[0].text
+
+
+def test_unknown_and_wrong_settings() -> None:
+    with pytest.raises(ConfigError, match="pp_sizes"):
+        LLM("nowhere", pp_sizes=2)
+    with pytest.raises(ConfigError, match="pp_size"):
+        LLM("nowhere", pp_size="2")
+
+
+def test_the_command_prints_what_the_class_returns(llm: LLM, model_folder: Path, tmp_path: Path) -> None:
+    arguments = ["--prompt", "abc", "--max-tokens", "20", "--temperature", "0", "--pp-size", "3"]
+    done = run_fullbore("generate", model_folder, *arguments, temporary=tmp_path)
+    params = SamplingParams(max_tokens=20, temperature=0)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.encode() == (llm.generate("abc", params)[0].text + "\n").encode()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_script_needs_no_main_guard(model_folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from fullbore import LLM, SamplingParams\n"
+        f"llm = LLM({str(model_folder)!r}, pp_size=2)\n"
+        "print(len(llm.generate('abc', SamplingParams(max_tokens=5, ignore_eos=True))[0].token_ids))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
