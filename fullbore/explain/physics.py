@@ -67,18 +67,19 @@ def balanced_partition(layer_costs: Sequence[float], num_stages: int, fixed: Seq
     fixed = list(fixed) or [0.0] * num_stages
     sums = [0.0, *accumulate(layer_costs)]
     count = len(layer_costs)
-    # best[k]: (largest stage, sum of squares, layers per stage) for the first k layers on the stages so far
+    # best[k]: (largest stage, sum of squares, minus layers per stage) for the first k layers on the stages so far; of
+    # equals the one with more layers on the first stages wins, since the last one has the head
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(num_stages):
         following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for used, (largest, squares, sizes) in best.items():
             for end in range(used + 1, count - (num_stages - stage - 1) + 1):
-                cost = sums[end] - sums[used] + fixed[stage]
-                found = (max(largest, cost), squares + cost * cost, (*sizes, end - used))
+                cost = round((sums[end] - sums[used] + fixed[stage]) / sums[-1], 9)  # rounded, so that equals are equal
+                found = (max(largest, cost), round(squares + cost * cost, 9), (*sizes, used - end))
                 if end not in following or found < following[end]:
                     following[end] = found
         best = following
-    return list(best[count][2])
+    return [-size for size in best[count][2]]
 
 
 def weighted_partition(layers: int, speeds: Sequence[float]) -> list[int]:

@@ -17,6 +17,7 @@ from fullbore.explain.verdicts.finding import Finding, Gain
 _GATES = 0.85  # a stage busier than this has nothing left
 _UNEVEN = 1.2  # busiest over mean of all
 _POWER_UNEVEN = 1.25
+_SAME_COST = 1.08  # layers whose costs differ by less are taken as equal
 
 
 def imbalance(s: Situation) -> Finding | None:
@@ -117,6 +118,8 @@ def _rebalanced(s: Situation, shares: list[float], layers: Fact | None) -> tuple
         after = weighted_partition(sum(layers.value), [1 / cost for cost in per_layer])
         times = [count * cost for count, cost in zip(after, per_layer, strict=True)]
     else:
+        if max(per_layer) < _SAME_COST * min(per_layer):  # the difference is noise
+            per_layer = [sum(shares) / sum(layers.value)] * len(shares)
         costs = [cost for cost, count in zip(per_layer, layers.value, strict=True) for _ in range(count)]
         after = balanced_partition(costs, len(shares))
         times, position = [], 0

@@ -127,7 +127,7 @@ def _strength(s: Situation, eager: Fact | None, sparse: Fact | None, slow: Fact 
     if sparse is not None:
         return 0.9 if eager is not None else 0.75
     if ratio is not None:
-        return 0.8 if ratio >= _SLOWER_THAN_MEMORY else 0.3
+        return 0.87 if ratio >= _SLOWER_THAN_MEMORY else 0.3
     if s.busy is not None and s.busy.is_trusted and max(s.busy.shares) < 0.6:
         return 0.55
     return 0.4

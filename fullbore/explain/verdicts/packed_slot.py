@@ -18,6 +18,7 @@ _PACKED = 0.75  # of the micro-batches that are possible
 _ONE_AT_A_TIME = (0.7, 1.45)  # stages at work at once when one micro-batch travels
 _FLAT = 1.1  # throughput that grows by less than this with twice the clients
 _SLOWER_STEP = 1.3
+_SATURATED = 0.85
 
 
 class _Occupied(NamedTuple):
@@ -201,9 +202,11 @@ def _limits(s: Situation) -> list[Fact]:
 def _is_contradicted(s: Situation, possible: int, occupied: _Occupied) -> bool:
     """Stages that are seen to work at once cannot all be waiting for one micro-batch."""
     busy = s.busy
-    if busy is None or not busy.is_trusted or s.timeline is not None:
+    if busy is None or not busy.is_trusted:
         return False
-    return busy.total > max(_PACKED * possible, occupied.micro_batches * 1.6)
+    if max(busy.shares) >= _SATURATED and busy.kind != "account":
+        return True  # a stage that always has work does not lack micro-batches
+    return s.timeline is None and busy.total > max(_PACKED * possible, occupied.micro_batches * 1.6)
 
 
 def _gain(s: Situation, requests: int, count: int, stages: int) -> Gain:

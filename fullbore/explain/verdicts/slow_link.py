@@ -23,6 +23,7 @@ _DEGRADED = 0.51  # of the bandwidth of its neighbours
 _CRIPPLED = 0.26  # ... or of what the card can do: then each exchange also takes longer to get through
 _SHARE = 0.2  # of a step, for a link to be its bottleneck
 _EXCHANGE_S = 50e-6  # least time of one exchange through PCIe and host memory
+_SOCKET_EXCHANGE_S = 150e-6  # ... and through the kernel's network stack on both ends
 _TRACE_SHARE = 0.25
 _NETWORK_KEY = re.compile(r"(?:link|network|nic|ethernet|inter_?node|interconnect|bandwidth)", re.I)
 _GBIT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:-\s*)?(?:G(?:bit|b|bps|be|bE|BASE|igE)\w*|gigabit)", re.I)
@@ -63,7 +64,7 @@ def _degraded(s: Situation) -> Finding | None:
     if gpu is None:
         return None
     bandwidth = _bandwidth(gpu)
-    exchange_ms, how = _exchange_ms(s, bandwidth, is_slow_to_start=_is_crippled(s, gpu))
+    exchange_ms, how = _exchange_ms(s, bandwidth, _EXCHANGE_S if _is_crippled(s, gpu) else 0.0)
     step = _step(s)
     if exchange_ms is None:
         return None
@@ -157,7 +158,7 @@ def _link_fact(gpu: Gpu) -> Fact:
     return Fact(f"{gpu.label}: {_link(gpu)} under load, {show(_bandwidth(gpu) / 1e9)} GB/s", _bandwidth(gpu), gpu.where)
 
 
-def _exchange_ms(s: Situation, bandwidth: float, *, is_slow_to_start: bool) -> tuple[float | None, str]:
+def _exchange_ms(s: Situation, bandwidth: float, each_s: float) -> tuple[float | None, str]:
     """What a step sends over the slowest link, as time; with the least time of each exchange where that counts."""
     hidden, text = hidden_size(s)
     requests = float(max(s.load.known or s.load.most or 1, 1))
@@ -167,7 +168,6 @@ def _exchange_ms(s: Situation, bandwidth: float, *, is_slow_to_start: bool) -> t
             return None, ""
         size = all_reduce_bytes_per_token(int(layers.number), hidden, s.tp, 4) * requests
         count = 2 * int(layers.number)
-        each_s = _EXCHANGE_S if is_slow_to_start else 0.0
         time_ms = 1000 * (size / bandwidth + count * each_s)
         least = f" and at least {show(each_s * 1e6)} µs each" if each_s else ""
         return time_ms, (
@@ -199,7 +199,7 @@ def _sockets(s: Situation) -> Finding | None:
     if (mark is None or rdma is not None) and rpc is None and noted is None:
         return None
     bandwidth = noted.number if noted is not None else _SOCKET_BYTES_S
-    exchange_ms, how = _exchange_ms(s, bandwidth, is_slow_to_start=True)
+    exchange_ms, how = _exchange_ms(s, bandwidth, _SOCKET_EXCHANGE_S)
     step = _step(s)
     if exchange_ms is None or step is None:
         return None
