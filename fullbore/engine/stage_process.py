@@ -111,6 +111,8 @@ class Stage:
         from fullbore.engine.runner import load_runner
 
         torch.set_num_threads(self.setup.config.threads_per_stage)
+        if self.setup.device != "cpu":
+            torch.cuda.set_device(self.setup.device)
         self.runner = load_runner(self.setup, self._report_progress)
         runner = self.runner
         self.link.send(

@@ -195,7 +195,10 @@ def _guarded(transport: TorchTransport, start: Any) -> Any:
 
 def _wait(transport: TorchTransport, work: Any, timeout_s: float | None, peer: str) -> None:
     try:
-        work.wait(_FOREVER if timeout_s is None else timedelta(seconds=timeout_s))
+        if timeout_s is None:
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise PeerLostError(f"Stage {transport.stage} lost the connection to {peer}: {error}") from error
 
@@ -233,8 +236,7 @@ class TorchTransport:
             rank=self.stage,
             world_size=self.num_stages,
             timeout=_FOREVER,
-            device_id=self.device if self.is_nccl else None,
-        )
+        )  # no device_id: with it NCCL would send and receive in one queue, and a posted receive would hold up a send
         if self.stage > 0:
             ping = self.post_receive(PING_ID, 0)
             ping.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from engine_helpers import (
     MODEL,
@@ -210,8 +212,6 @@ def test_loading_that_takes_too_long() -> None:
 
 def test_stage_killed_while_loading(tmp_path: Path) -> None:
     """The child process prints what its start raised; meanwhile its stages are looked for and one is killed."""
-    import psutil
-
     script = tmp_path / "start.py"
     script.write_text(
         "from fullbore.config import EngineConfig\nfrom fullbore.engine.client import EngineClient\n"
@@ -236,7 +236,7 @@ import json, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from engine_helpers import add_request, config, pids_of
 from fullbore.engine.client import EngineClient
-client = EngineClient.start(config(2, {MODEL!r}))
+client = EngineClient.start(config({{pp_size}}, {MODEL!r}))
 client.add(add_request(0, [1, 2, 3], 4000))
 print(json.dumps([pids_of(client), str(client.run_dir)]), flush=True)
 while client.receive(60):
@@ -245,19 +245,17 @@ while client.receive(60):
 
 
 @pytest.mark.parametrize(
-    ("action", "signal_number"),
+    ("pp_size", "action", "signal_number"),
     [
-        ("pass", signal.SIGKILL),
-        ("pass", signal.SIGTERM),
-        ("pass", signal.SIGINT),
-        ("sys.exit(3)", None),
-        ("1 / 0", None),
+        (2, "pass", signal.SIGKILL),
+        (1, "pass", signal.SIGTERM),
+        (2, "pass", signal.SIGINT),
+        (1, "sys.exit(3)", None),
+        (1, "1 / 0", None),
     ],
 )
-def test_end_of_the_client_ends_everything(action: str, signal_number: int | None) -> None:
-    import json
-
-    script = CLIENT_SCRIPT.replace("{action}", action)
+def test_end_of_the_client_ends_everything(pp_size: int, action: str, signal_number: int | None) -> None:
+    script = CLIENT_SCRIPT.replace("{action}", action).replace("{pp_size}", str(pp_size))
     # A session of its own, whose whole group gets the signal as from a terminal.
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
