@@ -67,7 +67,7 @@ def plan(
     slo_itl: Annotated[
         float | None, typer.Option(metavar="S", help="Mean time between tokens must not exceed.")
     ] = None,
-    as_: Annotated[str, typer.Option("--as", help="Whose scheduling: fullbore, sglang or vllm.")] = "fullbore",
+    as_: Annotated[str, typer.Option("--as", help="Whose scheduling: fullbore, sglang, vllm or trtllm.")] = "fullbore",
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of predictions as JSON.")] = False,
 ) -> None:
     """Predict tokens/s, TTFT and ITL of MODEL on given hardware, for one layout or for all that fit."""

@@ -35,6 +35,9 @@ class Grain:
         return max(round(tokens / self.tokens), 1)
 
 
+EXACT = Grain()
+
+
 def grain_for(concurrency: int, output_tokens: int) -> Grain:
     """The grain at which a simulation of this size is short enough."""
     requests = 1

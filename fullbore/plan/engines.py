@@ -62,6 +62,32 @@ ENGINES: dict[str, Engine] = {
             memory_share=0.92,
             chunk_tokens=8192,
         ),
+        # Its own scheduler is modelled by fullbore's: it fills pp_size micro-batches evenly under a full load. Host costs
+        # fitted to two of NVIDIA's published throughputs on RTX PRO 6000 each (Llama 3.3 70B FP4, 1k/1k, PP1 and PP8).
+        Engine(
+            name="trtllm",
+            policy="fullbore",
+            driver_s=1.0e-3,
+            step_s=0.5e-3,
+            request_s=5e-6,
+            hides_host_alone=True,
+            memory_share=0.95,
+            max_batch=2048,
+            chunk_tokens=8192,
+            is_admission_reserved=True,
+        ),
+        Engine(
+            name="trtllm-1.0",  # the version before overlapping its host work in pipelines
+            policy="fullbore",
+            driver_s=1.0e-3,
+            step_s=1.0e-3,
+            request_s=30e-6,
+            hides_host_alone=True,
+            memory_share=0.95,
+            max_batch=2048,
+            chunk_tokens=8192,
+            is_admission_reserved=True,
+        ),
     )
 }
 

@@ -19,18 +19,18 @@ class Link:
     source: str
 
 
-# Large-message bandwidth: for PCIe 5 between 24 GB/s (collectives across two sockets) and 55 GB/s (peer to peer under
-# one switch) were published; the value in between serves both. Latencies: decode steps under tensor parallelism in the
-# aiconfigurator 0.12 tables divided by their all-reduces.
+# Large-message bandwidth: for PCIe 5, 24 GB/s (collectives in the aiconfigurator 0.12 tables) to 55 GB/s (peer to peer)
+# were published; 45 GB/s is what prefill of Kimi K2.6 over 8 RTX PRO 6000 was measured to reach. Latencies: decode
+# steps under tensor parallelism in the same tables, divided by their all-reduces.
 LINKS: dict[str, Link] = {
     link.name: link
     for link in (
         Link(
             name="pcie5",
-            bandwidth_bytes_s=32 * GB,
+            bandwidth_bytes_s=45 * GB,
             latency_s=20e-6,
             all_reduce_latency_s=16e-6,
-            ring_step_latency_s=3e-6,
+            ring_step_latency_s=2e-6,
             source="PCIe 5.0 x16 (64 GB/s raw); collectives measured at 24-55 GB/s",
         ),
         Link(

@@ -45,7 +45,7 @@ SPREADS: dict[str, float] = {
 
 # How well a matrix product uses the peak of its arithmetic, against bf16: with each halving of the width the peak
 # doubles, but power, quantising the inputs and the epilogue do not.
-ARITHMETIC_EFFICIENCY = {"fp32": 1.0, "bf16": 1.0, "fp8": 0.85, "fp4": 0.65}
+ARITHMETIC_EFFICIENCY = {"fp32": 1.0, "bf16": 1.0, "fp8": 0.9, "fp4": 0.75}
 
 
 def scaled(parameters: CostParameters, name: str, factor: float) -> CostParameters:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from fullbore.plan.coarse import CoarseCosts, Grain, coarse_hops, grain_for
+from fullbore.plan.coarse import EXACT, CoarseCosts, Grain, coarse_hops, grain_for
 from fullbore.plan.cost_model import HEAD, WEIGHTS
 from fullbore.plan.formula import running_requests
 from fullbore.plan.loads import Load
-from fullbore.plan.measure import Figures
-from fullbore.plan.pipeline import Pipeline, probe
+from fullbore.plan.measure import Figures, SimulationResult
+from fullbore.plan.pipeline import Pipeline, probe_sizes
 from fullbore.plan.policies import make_scheduler
 from fullbore.plan.policy_settings import Scheduling
 from fullbore.plan.scenario import Deployment
 from fullbore.plan.simulate import Simulation
 from fullbore.plan.uncertainty import Uncertainty, around
 from fullbore.plan.workload import Job, Workload, poisson
+from fullbore.scheduler.cost import CostModel
 
 PAGE_TOKENS = 16
 FIRST_GENERATION_SHARE = 4  # the first answers, which only fill the pipeline, are this much shorter
@@ -104,7 +105,7 @@ def predict(
         clients = max(ceil(concurrency / layout.replicas), 1)
         grain = grain_for(clients, demand.output_tokens)
         workload = _closed_loop(deployment, clients, grain)
-    figures = _simulate(deployment, workload, grain, on_progress)
+    figures = simulate_workload(deployment, workload, grain, on_progress).steady
     share = _share_of_replica(concurrency, layout.replicas) if demand.rate_per_s is None else layout.replicas
     output_tok_s = figures.output_tokens_per_s * grain.requests * grain.tokens * share
     itl_s = figures.itl.mean_s / grain.tokens
@@ -148,9 +149,12 @@ def _closed_loop(deployment: Deployment, clients: int, grain: Grain) -> Workload
     return Workload(jobs, number)
 
 
-def _simulate(deployment: Deployment, workload: Workload, grain: Grain, on_progress: Progress | None) -> Figures:
+def simulate_workload(
+    deployment: Deployment, workload: Workload, grain: Grain = EXACT, on_progress: Progress | None = None
+) -> SimulationResult:
+    """One replica under any workload, which is given in the units of `grain`; so are the result's tokens and times."""
     scenario, layout = deployment.scenario, deployment.layout
-    running = running_limit(deployment, workload)
+    running = running_limit(deployment)
     pipeline = Pipeline(
         num_stages=layout.pp,
         costs=CoarseCosts(deployment.costs, grain, deployment.chunk_tokens),
@@ -172,12 +176,24 @@ def _simulate(deployment: Deployment, workload: Workload, grain: Grain, on_progr
             has_prefix_cache=scenario.demand.prefix_hit_rate > 0,
         ),
     )
-    probe(scheduler.costs, pipeline, max(running // grain.requests, 1))
-    result = Simulation(pipeline, scheduler, workload).run(on_progress)
-    return result.steady
+    _teach(scheduler.costs, pipeline, deployment, grain, max(running // grain.requests, 1))
+    return Simulation(pipeline, scheduler, workload).run(on_progress)
 
 
-def running_limit(deployment: Deployment, workload: Workload) -> int:
+def _teach(costs: CostModel, pipeline: Pipeline, deployment: Deployment, grain: Grain, most: int) -> None:
+    """What a scheduler that has served this demand for a while knows: decode times at its usual context, and delays."""
+    demand = deployment.scenario.demand
+    context = grain.length(demand.input_tokens) + grain.length(demand.output_tokens) // 2
+    for size in probe_sizes(most):
+        load = Load(size, sampled=size, context_tokens=size * context)
+        for stage, seconds in enumerate(pipeline.costs.seconds(load)):
+            costs.seed_decode(stage, size, seconds)
+    for stage, hop in enumerate(pipeline.hops, start=1):
+        costs.hops_s[stage] = hop.latency_s + hop.token_s
+    costs.return_s = pipeline.driver_s
+
+
+def running_limit(deployment: Deployment) -> int:
     """Most requests that one replica runs at once."""
     scenario = deployment.scenario
     limit = scenario.max_running or max(scenario.engine.max_batch, *scenario.demand.concurrency, 1)
