@@ -299,7 +299,7 @@ class Scheduler:
             return take
         # A crumb on either side of the cut is not worth a launch: take all, or leave all, or cut in the middle.
         budget = self.config.chunked_prefill_size
-        if remaining <= min(room + quota // 8, budget) or (is_first and remaining <= min(shortest, budget)):
+        if remaining <= min(take + quota // 8, budget) or (is_first and remaining <= min(shortest, budget)):
             return remaining
         if not is_first:
             return 0
