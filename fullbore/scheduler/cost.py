@@ -96,20 +96,22 @@ class PrefillFit:
         return self.per_token_s * tokens + self.per_token_pair_s * ((context + tokens) ** 2 - context**2)
 
     def refit(self) -> None:
-        """Solves with the largest set of terms whose coefficients are all non-negative (costs cannot be less)."""
+        """Least squares with no negative coefficient (costs cannot be less): the best of all choices of terms."""
         if self.samples == self._fitted_samples:
             return
         self._fitted_samples = self.samples
-        if _solve(self._matrix, self._vector, (0, 1)) is None:
-            return  # chunks of one size do not tell the fixed part from the rest; guessing 0 would cut to crumbs
+        best = 0.0
         for terms in ((0, 1, 2), (0, 1), (1, 2), (1,)):
             solution = _solve(self._matrix, self._vector, terms)
-            if solution is not None and min(solution) >= 0:
+            if solution is None or min(solution) < 0:
+                continue
+            explained = sum(x * self._vector[term] for x, term in zip(solution, terms, strict=True))
+            if explained > best:  # the squares' sum less the squared errors' sum
+                best = explained
                 coefficients = dict(zip(terms, solution, strict=True))
                 self.base_s = coefficients.get(0, 0.0)
                 self.per_token_s = coefficients.get(1, 0.0) / 1e3
                 self.per_token_pair_s = coefficients.get(2, 0.0) / 1e6
-                return
 
 
 def _solve(matrix: list[list[float]], vector: list[float], terms: tuple[int, ...]) -> list[float] | None:
@@ -208,6 +210,16 @@ class CostModel:
     def slowest_prefill(self) -> PrefillFit:
         """The fit of the stage that gates prefill."""
         return max(self.prefill, key=lambda fit: fit.per_token_s)
+
+    def fixed_s(self) -> float:
+        """What a micro-batch of prompt chunks costs however few tokens are in it; 0 if that is not known.
+
+        Chunks of one size do not tell the fixed part from the rest, so the cheapest decode is a second witness.
+        """
+        base_s = max(fit.base_s for fit in self.prefill)
+        if all(curve.sizes for curve in self.decode):
+            base_s = max(base_s, self.decode_s(1)[1])
+        return base_s
 
     def _reconsider(self) -> None:
         """Refits, and starts a new version if an estimate has moved so far that decisions may change."""

@@ -77,12 +77,11 @@ def prefill_quota_tokens(
     if waiting_tokens <= 0:
         return budget_tokens
     fewest = ceil(waiting_tokens / budget_tokens)
-    if costs.knows_prefill:
-        fit = costs.slowest_prefill()
-        alpha = costs.decode_s(num_decodes)[1] if num_decodes and costs.knows_decode else fit.base_s
-        beta = fit.per_token_s
+    alpha = costs.decode_s(num_decodes)[1] if num_decodes and costs.knows_decode else costs.fixed_s()
+    if costs.knows_prefill and alpha > 0:
+        beta = costs.slowest_prefill().per_token_s
         delayed = num_decoding / _FIRST_TOKEN_WEIGHT + waiting_requests
-        best = sqrt(beta * waiting_tokens * (num_stages - 1) * delayed / max(alpha * waiting_requests, 1e-9))
+        best = sqrt(beta * waiting_tokens * (num_stages - 1) * delayed / (alpha * waiting_requests))
         pieces = max(fewest, round(best))
     else:
         pieces = max(fewest, min(num_stages, waiting_requests))
@@ -96,8 +95,7 @@ def prefill_depth(costs: CostModel, num_stages: int, quota_tokens: int, limit: i
     """Micro-batches in flight that keep every stage busy with prefill chunks: P, and cover for the result's return."""
     if not costs.knows_prefill:
         return min(num_stages + 1, limit)
-    fit = costs.slowest_prefill()
-    chunk_s = fit.base_s + fit.chunk_s(quota_tokens)
+    chunk_s = costs.fixed_s() + costs.slowest_prefill().chunk_s(quota_tokens)
     return min(num_stages + ceil(costs.overhead_s / max(chunk_s, 1e-9)), limit)
 
 
