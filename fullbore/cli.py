@@ -12,6 +12,7 @@ from fullbore import __version__
 from fullbore.cli_explain import explain
 from fullbore.cli_options import takes_settings
 from fullbore.cli_plan import plan
+from fullbore.cli_simulate import simulate
 from fullbore.config import EngineConfig, ServerConfig
 from fullbore.errors import FullboreError
 
@@ -83,4 +84,5 @@ def generate(
 
 
 app.command()(plan)
+app.command()(simulate)
 app.command()(explain)
