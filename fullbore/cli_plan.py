@@ -51,6 +51,9 @@ def plan(
     graphs: Annotated[
         bool, typer.Option("--graphs/--no-graphs", help="Replay recorded launches when decoding.")
     ] = True,
+    dp_attention: Annotated[
+        bool, typer.Option("--dp-attention", help="Ranks divide the experts only; each attends for its own requests.")
+    ] = False,
     weights: Annotated[
         str | None, typer.Option(help="Weight format in place of the checkpoint's: bf16, fp8, int4, nvfp4, …")
     ] = None,
@@ -105,6 +108,7 @@ def plan(
         depth="auto" if depth is None else depth,
         chunk_tokens=chunk,
         graphs=graphs,
+        dp_attention=dp_attention,
     )
     if pp is not None or tp is not None or partition is not None:
         for flag, value in (("--pp", pp), ("--tp", tp)):
@@ -154,6 +158,7 @@ def _unfit_row(deployment: Deployment) -> dict[str, Any]:
         "pp": layout.pp,
         "tp": layout.tp,
         "replicas": layout.replicas,
+        "dp_attention": layout.dp_attention,
         "partition": list(deployment.partition),
         "fits": False,
         "problem": deployment.problem,

@@ -37,7 +37,7 @@ def fullbore_command(prediction: Prediction) -> str:
     words.append("" if layout.graphs else "--disable-cuda-graph")
     remarks = []
     if layout.tp > 1:
-        remarks.append(f"fullbore has no tensor parallelism yet; TP{layout.tp} needs SGLang or vLLM")
+        remarks.append(f"fullbore has one device per stage so far; {layout.name} needs SGLang or vLLM")
     return _join(words, remarks, layout.replicas)
 
 
@@ -48,6 +48,7 @@ def sglang_command(prediction: Prediction) -> str:
         words.append(f"SGLANG_PP_LAYER_PARTITION={','.join(map(str, deployment.partition))}")
     words += ["python3 -m sglang.launch_server --model-path", model_id(prediction)]
     words += [f"--pp-size {layout.pp}", f"--tp-size {layout.tp}"]
+    words.append(f"--enable-dp-attention --dp-size {layout.tp}" if layout.dp_attention else "")
     if layout.pp > 1:
         # SGLang moves no request between slots: only this cap spreads a burst over all of them.
         spread = max(ceil(_per_replica(prediction) / layout.pp), 1)
@@ -65,7 +66,12 @@ def vllm_command(prediction: Prediction) -> str:
     if layout.pp > 1:
         words.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, deployment.partition))}")
     words += ["vllm serve", model_id(prediction)]
-    words += [f"--pipeline-parallel-size {layout.pp}", f"--tensor-parallel-size {layout.tp}"]
+    words += [f"--pipeline-parallel-size {layout.pp}"]
+    words.append(
+        f"--data-parallel-size {layout.tp} --enable-expert-parallel"
+        if layout.dp_attention
+        else f"--tensor-parallel-size {layout.tp}"
+    )
     words.append(f"--max-num-batched-tokens {deployment.chunk_tokens}")
     words.append(f"--max-num-seqs {_per_replica(prediction)}")
     words.append("" if layout.graphs else "--enforce-eager")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from fullbore.plan.devices import Device
 from fullbore.plan.engines import Engine
@@ -115,6 +116,13 @@ class StageCost:
         self._kernel_s = device.kernel_s * self.parameters.kernel_factor
         # A device without a host of its own launches as fast as it runs.
         self._eager_kernel_s = self.parameters.eager_kernel_s if device.has_graphs else 0.0
+        # After attention and after the MLP; or gathering the tokens for the experts and scattering their results, which
+        # move as many bytes as one all-reduce.
+        self._num_all_reduces = 2 * self.stage.num_layers + self.stage.has_embedding
+        if self.stage.dp_attention:
+            self._num_all_reduces = sum(
+                count for layer, count in layers.items() if any(matrix.num_experts for matrix in layer.matrices)
+            )
         link = self.stage.rank_link
         self._link = None if link is None else scaled_link(link, self.parameters.link_factor)
 
@@ -169,8 +177,7 @@ class StageCost:
         if self._link is None:
             return 0.0
         message_bytes = tokens * self.model.hidden_size * ACTIVATION_BYTES
-        number = 2 * self.stage.num_layers + self.stage.has_embedding
-        return number * all_reduce_s(self._link, self.stage.tp, message_bytes)
+        return self._num_all_reduces * all_reduce_s(self._link, self.stage.tp, message_bytes)
 
     def _cache_s(self, load: Load) -> float:
         """Attention. A chunk of x tokens after L earlier ones: q = (L+x)² - L² gives x·L + x²/2 pairs."""
@@ -196,10 +203,10 @@ class StageCost:
 
     def _head_s(self, sampled: int) -> float:
         memory_s, compute_s = self._head.memory_s(sampled), self._head.token_s * sampled
-        logits_bytes = sampled * self.model.vocab_size * LOGIT_BYTES
+        logits_bytes = sampled * self.model.vocab_size * LOGIT_BYTES / (self.stage.tp if self.stage.dp_attention else 1)
         total_s = _longer(memory_s, compute_s, self.parameters.overlap_loss)
         total_s += SAMPLER_KERNELS * self._kernel_s + logits_bytes / self._rates.weight_bytes_s
-        if self._link is not None:
+        if self._link is not None and not self.stage.dp_attention:
             part_bytes = sampled * self.model.vocab_size * ACTIVATION_BYTES / self.stage.tp
             total_s += all_gather_s(self._link, self.stage.tp, part_bytes)
         return total_s
@@ -213,24 +220,28 @@ class StageCost:
 
     def _scheduling_s(self, load: Load) -> float:
         requests = load.decodes + (load.prefill_tokens > 0)
+        if self.stage.dp_attention:
+            requests = ceil(requests / self.stage.tp)  # each rank has its own requests
         return self.engine.step_s + requests * self.engine.request_s
 
     # --------------------------------------------------------------------------------------------- what is measured
 
     def _product(self, matrix: Matrix, count: int) -> _Product:
-        ranks = self.stage.tp if matrix.is_sharded else 1
         active = matrix.num_active if matrix.num_experts else 1
         return _Product(
             count=count,
-            bytes_s=matrix.params * matrix.format.bytes_per_param / ranks / self._rates.weight_bytes_s,
-            token_s=2 * matrix.params * active / ranks / self._rates.flops(matrix),
+            bytes_s=matrix.params
+            * matrix.format.bytes_per_param
+            / self.stage.weight_ranks(matrix)
+            / self._rates.weight_bytes_s,
+            token_s=2 * matrix.params * active / self.stage.token_ranks(matrix) / self._rates.flops(matrix),
             num_experts=matrix.num_experts,
             num_active=matrix.num_active,
         )
 
     def _attention_group(self, attention: Attention, count: int) -> _AttentionGroup:
         ranks, flops = self.stage.tp, self._rates.attention_flops()
-        cache_bytes = attention.cache_elements_per_token(ranks) * self.cache_bytes_per_element
+        cache_bytes = self.stage.cache_elements_per_token(attention) * self.cache_bytes_per_element
         return _AttentionGroup(
             count=count,
             window_tokens=attention.window_tokens,
@@ -241,7 +252,8 @@ class StageCost:
         )
 
     def _elementwise_bytes(self, layer: Layer) -> float:
-        return layer.norm_bytes_per_token + layer.inner_bytes_per_token / self.stage.tp
+        norm_ranks = self.stage.tp if self.stage.dp_attention else 1
+        return layer.norm_bytes_per_token / norm_ranks + layer.inner_bytes_per_token / self.stage.tp
 
 
 def _longer(one_s: float, other_s: float, loss: float) -> float:

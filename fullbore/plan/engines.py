@@ -62,8 +62,9 @@ ENGINES: dict[str, Engine] = {
             memory_share=0.92,
             chunk_tokens=8192,
         ),
-        # Its own scheduler is modelled by fullbore's: it fills pp_size micro-batches evenly under a full load. Host costs
-        # fitted to two of NVIDIA's published throughputs on RTX PRO 6000 each (Llama 3.3 70B FP4, 1k/1k, PP1 and PP8).
+        # Its own scheduler is modelled by fullbore's: under a full load it fills pp_size micro-batches evenly. Host
+        # costs fitted to four of NVIDIA's published throughputs on RTX PRO 6000 (Llama 3.3 70B FP4, 1k/1k, PP1 and PP8
+        # of two versions).
         Engine(
             name="trtllm",
             policy="fullbore",

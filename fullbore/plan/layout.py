@@ -11,7 +11,7 @@ from fullbore.errors import ConfigError
 from fullbore.plan.devices import Device
 from fullbore.plan.hardware import Hardware
 from fullbore.plan.links import Link
-from fullbore.plan.models import DecoderModel
+from fullbore.plan.models import ACTIVATION_BYTES, Attention, DecoderModel, Layer, Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Layout:
     depth: int | Literal["auto"] = "auto"
     chunk_tokens: int | None = None  # prompt tokens in a micro-batch; None: the engine's default
     graphs: bool = True
+    dp_attention: bool = False  # ranks share experts only; each attends for its own requests
 
     @property
     def num_devices(self) -> int:
@@ -34,9 +35,9 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """For tables: `PP8`, `PP4 TP2`, `2x PP4`."""
+        """For tables: `PP8`, `PP4 TP2`, `2x PP4`; `DEP8`: data-parallel attention, experts divided."""
         parts = [f"PP{self.pp}"] if self.pp > 1 or self.tp == 1 else []
-        parts += [f"TP{self.tp}"] if self.tp > 1 else []
+        parts += [f"{'DEP' if self.dp_attention else 'TP'}{self.tp}"] if self.tp > 1 else []
         return (f"{self.replicas}x " if self.replicas > 1 else "") + " ".join(parts)
 
 
@@ -52,6 +53,7 @@ class Stage:
     next_link: Link | None = field(default=None)  # to the next stage; None on the last
     has_embedding: bool = False
     has_head: bool = False
+    dp_attention: bool = False
 
     @property
     def tp(self) -> int:
@@ -60,6 +62,26 @@ class Stage:
     @property
     def num_layers(self) -> int:
         return self.end_layer - self.first_layer
+
+    def weight_ranks(self, matrix: Matrix) -> int:
+        """Among how many ranks the matrix is divided."""
+        is_divided = bool(matrix.num_experts) if self.dp_attention else matrix.is_sharded
+        return self.tp if is_divided else 1
+
+    def token_ranks(self, matrix: Matrix) -> int:
+        """Among how many ranks the work on a micro-batch's tokens is divided."""
+        return self.tp if self.dp_attention or matrix.is_sharded else 1
+
+    def weight_bytes(self, layer: Layer) -> float:
+        """Of one layer, on each rank."""
+        other_bytes = layer.other_params * ACTIVATION_BYTES
+        return other_bytes + sum(each.total_bytes / self.weight_ranks(each) for each in layer.matrices)
+
+    def cache_elements_per_token(self, attention: Attention) -> float:
+        """Elements that one token of a request adds to a rank's cache, on average over the ranks."""
+        if self.dp_attention:
+            return attention.cache_elements_per_token() / self.tp
+        return attention.cache_elements_per_token(self.tp)
 
 
 def check_layout(model: DecoderModel, hardware: Hardware, layout: Layout) -> None:
@@ -77,7 +99,9 @@ def check_layout(model: DecoderModel, hardware: Hardware, layout: Layout) -> Non
             f"--pp {layout.pp} × --tp {layout.tp}{replicas} needs {layout.num_devices} devices, "
             f"but --hardware has {len(hardware)}."
         )
-    problem = tp_problem(model, layout.tp)
+    if layout.dp_attention and not model.has_experts:
+        raise ConfigError(f"--dp-attention divides experts among ranks, and {model.name} has none; use --replicas.")
+    problem = None if layout.dp_attention else tp_problem(model, layout.tp)
     if problem:
         raise ConfigError(f"--tp {layout.tp}: {problem}")
     if layout.partition is not None:
@@ -120,6 +144,7 @@ def stages_of(hardware: Hardware, layout: Layout, partition: Sequence[int]) -> l
                 next_link=None if is_last else _slowest(hardware, list(zip(group, groups[index + 1], strict=True))),
                 has_embedding=index == 0,
                 has_head=is_last,
+                dp_attention=layout.dp_attention,
             )
         )
     return stages

@@ -101,10 +101,11 @@ def plan_memory(
     planned = []
     for stage in stages:
         layers = model.layers[stage.first_layer : stage.end_layer]
-        weight_bytes = sum(layer.weight_bytes_per_rank(stage.tp) for layer in layers)
+        weight_bytes = sum(stage.weight_bytes(layer) for layer in layers)
         has_table = stage.has_embedding or (stage.has_head and model.is_tied)
-        weight_bytes += model.embedding.total_bytes / stage.tp if has_table else 0.0
-        weight_bytes += model.head.total_bytes / stage.tp if stage.has_head and not model.is_tied else 0.0
+        weight_bytes += model.embedding.total_bytes / stage.weight_ranks(model.embedding) if has_table else 0.0
+        has_own_head = stage.has_head and not model.is_tied
+        weight_bytes += model.head.total_bytes / stage.weight_ranks(model.head) if has_own_head else 0.0
         alive = max(layer.norm_bytes_per_token + layer.inner_bytes_per_token / stage.tp for layer in layers)
         buffer_bytes = GPU_RUNTIME_BYTES if stage.devices[0].has_graphs else CPU_RUNTIME_BYTES
         buffer_bytes += chunk_tokens * alive * ALIVE_SHARE
@@ -125,10 +126,10 @@ def plan_memory(
 def cache_bytes_per_token(
     model: DecoderModel, stage: Stage, typical_tokens: int, cache_bytes_per_element: float
 ) -> float:
-    """Bytes that one token of a request of `typical_tokens` occupies on each rank of a stage, on average."""
+    """Bytes that one token of a request of `typical_tokens` occupies on a rank of a stage, on average over ranks."""
     elements = 0.0
     for layer in model.layers[stage.first_layer : stage.end_layer]:
         window = layer.attention.window_tokens
         kept = 1.0 if window is None else min(window / typical_tokens, 1.0)
-        elements += layer.attention.cache_elements_per_token(stage.tp) * kept
+        elements += stage.cache_elements_per_token(layer.attention) * kept
     return elements * cache_bytes_per_element

@@ -76,10 +76,6 @@ class Layer:
     def weight_bytes(self) -> float:
         return sum(each.total_bytes for each in self.matrices) + self.other_params * ACTIVATION_BYTES
 
-    def weight_bytes_per_rank(self, tp: int) -> float:
-        sharded = sum(each.total_bytes for each in self.matrices if each.is_sharded)
-        return self.weight_bytes - sharded + sharded / tp
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderModel:
@@ -99,6 +95,10 @@ class DecoderModel:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(matrix.num_experts for layer in self.layers for matrix in layer.matrices)
 
     @cached_property
     def num_params(self) -> int:

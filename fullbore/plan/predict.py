@@ -68,6 +68,7 @@ class Prediction:
             "depth": layout.depth,
             "chunk_tokens": self.deployment.chunk_tokens,
             "graphs": layout.graphs,
+            "dp_attention": layout.dp_attention,
             "concurrency": self.concurrency,
             "output_tok_s": round(self.output_tok_s, 3),
             "total_tok_s": round(self.total_tok_s, 3),

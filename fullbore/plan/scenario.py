@@ -148,28 +148,22 @@ def _by_cost(scenario: Scenario, layout: Layout, concurrency: int) -> tuple[int,
         for index, layer in enumerate(model.layers):
             if id(layer) not in known:
                 one = replace(bare, first_layer=index, end_layer=index + 1)
-                cache_bytes = layer.attention.cache_elements_per_token(stage.tp) * scenario.cache_bytes_per_element
+                cache_bytes = stage.cache_elements_per_token(layer.attention) * scenario.cache_bytes_per_element
                 known[id(layer)] = (
-                    _stage_cost(scenario, layout, one).seconds(load) - _fixed_s(scenario, load),
-                    layer.weight_bytes_per_rank(stage.tp) + cache_bytes * scenario.demand.length_tokens,
+                    _stage_cost(scenario, layout, one).seconds(load)
+                    - _stage_cost(scenario, layout, bare).seconds(load),
+                    stage.weight_bytes(layer) + cache_bytes * scenario.demand.length_tokens,
                 )
             layer_s, layer_bytes = known[id(layer)]
             seconds[-1].append(layer_s)
             sizes[-1].append(layer_bytes)
         ends = replace(bare, has_embedding=stage.has_embedding, has_head=stage.has_head)
         extra_s.append(_stage_cost(scenario, layout, ends).seconds(load))
-        in_layers = sum(
-            layer.weight_bytes_per_rank(stage.tp) for layer in model.layers[stage.first_layer : stage.end_layer]
-        )
+        in_layers = sum(stage.weight_bytes(layer) for layer in model.layers[stage.first_layer : stage.end_layer])
         extra_bytes.append(planned.weight_bytes - in_layers + planned.buffer_bytes)
         usable_bytes.append(planned.usable_bytes)
     cost = additive_cost(seconds, sizes, extra_s, extra_bytes, usable_bytes)
     return best_partition(model.num_layers, layout.pp, cost) or even
-
-
-def _fixed_s(scenario: Scenario, load: Load) -> float:
-    requests = load.decodes + (load.prefill_tokens > 0)
-    return scenario.engine.step_s + requests * scenario.engine.request_s
 
 
 def _memory(

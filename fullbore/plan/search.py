@@ -78,6 +78,8 @@ def candidates(scenario: Scenario, base: Layout) -> Iterator[Layout]:
                     # Fewer devices than there are only where more of the same would not divide.
                     if devices == number or number // (pp * tp) == layout.replicas:
                         yield layout
+                        if tp > 1 and scenario.model.has_experts and not base.dp_attention:
+                            yield replace(layout, dp_attention=True)
 
 
 def search(scenario: Scenario, base: Layout, slo: Slo, on_progress: OnProgress | None = None) -> SearchResult:

@@ -8,6 +8,8 @@ Nothing balances slots, so a burst that fits into one prefill batch stays in one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fullbore.plan.policy_base import ComparisonScheduler
 from fullbore.plan.policy_settings import Scheduling
 from fullbore.scheduler.micro_batch import MicroBatch
@@ -54,7 +56,7 @@ class SglangScheduler(ComparisonScheduler):
                 return micro_batch
         return None
 
-    def complete(self, micro_batch_id: int, token_ids: list[int], now_s: float) -> list[TokenOutput]:
+    def complete(self, micro_batch_id: int, token_ids: Sequence[int | None], now_s: float) -> list[TokenOutput]:
         slot = next(slot for slot, current in self._slot_in_flight.items() if current == micro_batch_id)
         del self._slot_in_flight[slot]
         return super().complete(micro_batch_id, token_ids, now_s)
