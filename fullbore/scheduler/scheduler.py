@@ -245,13 +245,14 @@ class Scheduler:
             small += 1
         # The second bound keeps all m micro-batches in use while they are being filled.
         share = min(max(small, 1), ceil(len(self._ready) / slots), self._max_requests())
-        chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
-        # Oldest first: whoever must be preempted for memory is then never a request already placed.
-        chosen.sort(key=lambda request: request.arrival_order)
-        for request in chosen:
-            if request.request_id in self._running and self._make_room_for_decode(request):
-                self._append_run(entry, request, 1)
-                entry.num_decodes += 1
+        while self._ready and not entry.runs:  # again if all those chosen had to be preempted
+            chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
+            # Oldest first: whoever must be preempted for memory is then never a request already placed.
+            chosen.sort(key=lambda request: request.arrival_order)
+            for request in chosen:
+                if request.request_id in self._running and self._make_room_for_decode(request):
+                    self._append_run(entry, request, 1)
+                    entry.num_decodes += 1
 
     def _launch_prefill(self, entry: InFlight) -> None:
         """Adds prompt tokens up to the quota, in order of arrival; alone only while the pipeline is not full."""
@@ -266,7 +267,7 @@ class Scheduler:
             if request is None:
                 return
             remaining = request.num_tokens - request.num_launched_tokens
-            tokens = self._chunk_of(request, remaining, room, is_first=entry.prefill_tokens == 0)
+            tokens = self._chunk_of(request, remaining, room, entry.prefill_tokens)
             if tokens == 0 or not self._make_room_for_prefill(request, tokens):
                 return
             context = request.num_launched_tokens
@@ -288,8 +289,8 @@ class Scheduler:
         depth = prefill_depth(self.costs, self.config.pp_size, self._quota_tokens, self.in_flight_limit)
         return len(self._in_flight) >= depth
 
-    def _chunk_of(self, request: Request, remaining: int, room: int, is_first: bool) -> int:
-        """How many of `remaining` prompt tokens go into this micro-batch; 0: none, it is full enough."""
+    def _chunk_of(self, request: Request, remaining: int, room: int, used: int) -> int:
+        """How many of `remaining` prompt tokens go into this micro-batch, which has `used` already; 0: none."""
         quota = chunk_tokens(self.costs, self._quota_tokens, request.num_launched_tokens)
         take = min(room, quota)
         if remaining <= take:
@@ -298,10 +299,10 @@ class Scheduler:
         if remaining - take >= shortest and take >= shortest:
             return take
         # A crumb on either side of the cut is not worth a launch: take all, or leave all, or cut in the middle.
-        budget = self.config.chunked_prefill_size
-        if remaining <= min(take + quota // 8, budget) or (is_first and remaining <= min(shortest, budget)):
+        budget = self.config.chunked_prefill_size - used
+        if remaining <= min(take + quota // 8, budget) or (used == 0 and remaining <= min(shortest, budget)):
             return remaining
-        if not is_first:
+        if used > 0:
             return 0
         return min(ceil(remaining / ceil(remaining / take)), budget)
 

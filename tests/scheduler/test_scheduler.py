@@ -97,6 +97,17 @@ def test_sizes_differ_by_at_most_one(pp_size: int, num_requests: int, prompt: in
     assert sum(sizes[:pp_size]) == num_requests, "every request once in each turn of the pipeline"
 
 
+@pytest.mark.parametrize("pp_size", [1, 2])
+def test_prompt_tokens_of_a_micro_batch_stay_within_the_budget(pp_size: int) -> None:
+    """Stages size their buffers for so many; the end of a prompt may be taken along only as far as it fits."""
+    for first in range(1, 70):
+        pipeline = PipelineModel(make(pp_size, chunked_prefill_size=32), one_per_request)
+        for i, prompt in enumerate([first, 9, 33, 5]):
+            pipeline.add(request(i, prompt=prompt, max_tokens=1))
+        pipeline.run()
+        assert max(mb.num_tokens for mb in pipeline.launched) <= 32
+
+
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_in_flight_never_exceeds_the_limit(depth: int) -> None:
     pipeline = PipelineModel(make(2, pp_async_batch_depth=depth, pp_max_micro_batch_size=1), one_per_request)
