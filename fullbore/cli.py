@@ -13,6 +13,7 @@ from fullbore.cli_explain import explain
 from fullbore.cli_options import takes_settings
 from fullbore.cli_plan import plan
 from fullbore.cli_simulate import simulate
+from fullbore.cli_source import source
 from fullbore.config import EngineConfig, ServerConfig
 from fullbore.errors import FullboreError
 
@@ -86,3 +87,4 @@ def generate(
 app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
+app.command(context_settings={"ignore_unknown_options": True})(source)  # FLAG may start with --
