@@ -78,7 +78,9 @@ class EngineClient:
         self.from_driver.set_hwm(0)
         self.from_driver.bind(run_dir.client_address(self._run_dir.path))
         setup = DriverSetup(config, str(self._run_dir.path), os.getpid())
-        self._process = spawn("fullbore.engine.driver", setup, os.environ)
+        # transformers makes torch create this folder; in here it goes away with everything else.
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(self._run_dir.path / "inductor"), **os.environ}
+        self._process = spawn("fullbore.engine.driver", setup, environment)
         self.close = weakref.finalize(self, _tear_down, os.getpid(), self._process, self._context, self._run_dir)
 
     @classmethod
