@@ -7,7 +7,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
@@ -26,7 +25,7 @@ class StartProgress:
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
+            TextColumn("{task.fields[size]}"),
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
@@ -36,18 +35,22 @@ class StartProgress:
 
     def update(self, progress: LoadProgress) -> None:
         """Takes one step into account; may be called from any thread."""
-        name = progress.what.capitalize() if progress.stage < 0 else f"Stage {progress.stage}: {progress.what}"
-        is_new = name not in self._tasks
-        if is_new:
-            self._tasks[name] = self._bars.add_task(name, total=None)
-        is_finished = progress.done_bytes >= progress.total_bytes and name not in self._finished
-        if is_finished:
+        what = progress.what
+        name = what[:1].upper() + what[1:] if progress.stage < 0 else f"Stage {progress.stage}: {what}"
+        size = f"{progress.total_bytes / 1e6:.0f} MB" if progress.total_bytes else ""
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=None, size="")
+            self._print_line(f"{name} ... {size}")
+        self._bars.update(
+            self._tasks[name], completed=progress.done_bytes, total=progress.total_bytes or None, size=size
+        )
+        if 0 < progress.total_bytes <= progress.done_bytes and name not in self._finished:
             self._finished.add(name)
-        total_bytes = progress.total_bytes or None
-        self._bars.update(self._tasks[name], completed=progress.done_bytes, total=total_bytes)
-        if not self._console.is_terminal and (is_new or is_finished):
-            size = f"{progress.total_bytes / 1e6:.0f} MB"
-            self._console.print(f"{name}{' done' if is_finished else ' ...'} ({size})", highlight=False)
+            self._print_line(f"{name} done")
+
+    def _print_line(self, line: str) -> None:
+        if not self._console.is_terminal:
+            self._console.print(line.rstrip(), highlight=False)
 
     def __enter__(self) -> StartProgress:
         self._bars.start()
@@ -56,6 +59,9 @@ class StartProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            for task in self._bars.tasks:
+                self._bars.update(task.id, total=1, completed=1)  # also those that are not counted in bytes
         self._bars.stop()
 
 

@@ -1,0 +1,59 @@
+"""Progress while the engine starts: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from fullbore.engine.messages import LoadProgress
+from fullbore.progress import RequestProgress, StartProgress
+
+STEPS = [
+    LoadProgress(-1, "downloading Model.gguf", 0, 90_000_000),
+    LoadProgress(-1, "downloading Model.gguf", 90_000_000, 90_000_000),
+    LoadProgress(0, "loading", 10, 150_000_000),
+    LoadProgress(1, "loading", 10, 120_000_000),
+    LoadProgress(0, "loading", 150_000_000, 150_000_000),
+    LoadProgress(0, "loading", 150_000_000, 150_000_000),
+    LoadProgress(1, "loading", 120_000_000, 120_000_000),
+    LoadProgress(-1, "measuring the stages", 0, 0),
+]
+
+
+def shown(is_terminal: bool) -> str:
+    file = io.StringIO()
+    with StartProgress(Console(file=file, force_terminal=is_terminal, width=100)) as progress:
+        for step in STEPS:
+            progress.update(step)
+    return file.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    assert shown(is_terminal=False).splitlines() == [
+        "Downloading Model.gguf ... 90 MB",
+        "Downloading Model.gguf done",
+        "Stage 0: loading ... 150 MB",
+        "Stage 1: loading ... 120 MB",
+        "Stage 0: loading done",
+        "Stage 1: loading done",
+        "Measuring the stages ...",
+    ]
+
+
+def test_one_bar_each_on_a_terminal() -> None:
+    last = shown(is_terminal=True).split("\x1b[?25h")[0].split("\x1b[2K")
+    text = "".join(last[-4:])
+    for name in ("Downloading Model.gguf", "Stage 0: loading", "Stage 1: loading", "Measuring the stages"):
+        assert name in text
+    assert "150 MB" in text
+
+
+def test_requests_done(capsys) -> None:  # type: ignore[no-untyped-def]
+    with RequestProgress(2, is_shown=True) as progress:
+        progress.advance(10)
+        progress.advance(20)
+    assert "2/2" in capsys.readouterr().err
+    with RequestProgress(2, is_shown=False) as progress:
+        progress.advance(10)
+    assert capsys.readouterr().err == ""
