@@ -47,7 +47,7 @@ def _fullbore(
 @app.command()
 @takes_settings(EngineConfig, ServerConfig)
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> None:
-    """Serve MODEL over a pipeline of stages, with an OpenAI-compatible API."""
+    """Serve a model with an OpenAI-compatible API."""
     from fullbore.server.command import run
 
     run(engine_config, server_config)
