@@ -34,5 +34,15 @@ class RequestError(FullboreError):
         self.param = param
 
 
+class LogitsError(FullboreError):
+    """The model's logits for one request are NaN or infinite, so that it has no next token; no other request ends."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model's logits for this request are not finite, so it cannot go on: the model's weights are broken, "
+            "or its activations overflow in this number type; try the engine with --dtype float32 or bfloat16."
+        )
+
+
 class EngineDeadError(FullboreError):
     """The pipeline is gone (a stage died or stopped answering); every waiting request gets this error."""

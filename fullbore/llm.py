@@ -13,7 +13,7 @@ import msgspec
 from fullbore.config import DEFAULT_MODEL, EngineConfig
 from fullbore.engine.client import EngineClient, OnProgress
 from fullbore.engine.messages import AddRequest, EngineInfo, Rejected
-from fullbore.errors import ConfigError, EngineDeadError, RequestError
+from fullbore.errors import ConfigError, EngineDeadError, LogitsError, RequestError
 from fullbore.progress import RequestProgress
 from fullbore.scheduler.request import FinishReason, SamplingParams, TokenOutput
 from fullbore.text.output import OutputText
@@ -34,6 +34,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
+    error: str | None = None  # why there is no more, when `finish_reason` is "error"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues all prompts (texts or lists of token ids); the results are in their order.
 
+        A prompt for which the model gives NaN ends alone, with finish reason "error" and the text until then.
+
         Args:
             params: for all prompts, or one for each.
             show_progress: draw a progress bar on standard error.
@@ -121,11 +124,16 @@ class LLM:
         return self._finish(jobs, show_progress)
 
     def stream(self, prompt: Prompt | Conversation, params: SamplingParams | None = None) -> Iterator[str]:
-        """Continues one prompt, or answers one conversation; yields text as it comes. Raises as `generate`."""
+        """Continues one prompt, or answers one conversation; yields text as it comes.
+
+        Raises as `generate`, and LogitsError where the model gives NaN.
+        """
         make_job: Any = self._chat_job if _is_conversation(prompt) else self._prompt_job
-        for _, text in self._run([make_job(prompt, params or SamplingParams())]):
+        for job, text in self._run([make_job(prompt, params or SamplingParams())]):
             if text:
                 yield text
+            if job.text.finish_reason == "error":
+                raise LogitsError
 
     def close(self) -> None:
         """Ends all processes. Twice is fine."""
@@ -200,7 +208,9 @@ class _Job:
     pieces: list[str] = field(default_factory=list)
 
     def result(self) -> RequestOutput:
-        output = CompletionOutput(0, "".join(self.pieces), self.text.token_ids, self.text.finish_reason)
+        reason = self.text.finish_reason
+        error = str(LogitsError()) if reason == "error" else None
+        output = CompletionOutput(0, "".join(self.pieces), self.text.token_ids, reason, error)
         return RequestOutput(self.prompt, self.request.prompt_token_ids, [output], self.text.num_cached_tokens)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -103,6 +104,15 @@ def make_tiny_model(
     if architecture == "kimi_k2":
         _rewrite_model_type(folder / "config.json", "kimi_k2")
     return folder
+
+
+def poison_token(folder: Path, token_id: int) -> None:
+    """Makes a token's embedding in an untied, unsharded tiny model NaN: sequences that contain it have NaN logits."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    assert "lm_head.weight" in tensors, "tied, the token's own logit would be NaN in every sequence"
+    tensors["model.embed_tokens.weight"][token_id] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def make_byte_tokenizer(context_length: int = 512) -> PreTrainedTokenizerFast:

@@ -57,7 +57,7 @@ class LoopbackStage:
         """A plan is here, and what the stage before must send for it."""
         return bool(self.plans) and (self.is_first or bool(self.transport.inbox))
 
-    def execute(self) -> tuple[MicroBatch, list[int] | None]:
+    def execute(self) -> tuple[MicroBatch, list[int | None] | None]:
         """The next micro-batch, and on the last stage its tokens."""
         micro_batch, received = self.plans.popleft()
         hidden = None if received is None else received.wait()

@@ -91,10 +91,13 @@ class Heartbeat(Struct, tag=True):
 
 
 class Executed(Struct, tag=True):
-    """A stage is done with a micro-batch. `token_ids`: the last stage's samples in the order of the plan's runs."""
+    """A stage is done with a micro-batch.
+
+    `token_ids`: the last stage's samples in the order of the plan's runs; None for a run whose logits are not finite.
+    """
 
     record: StageRecord
-    token_ids: list[int] | None
+    token_ids: list[int | None] | None
 
 
 class StageFailed(Struct, tag=True):

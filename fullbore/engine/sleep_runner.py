@@ -71,7 +71,7 @@ class SleepRunner:
         time.sleep(max(end_s - time.monotonic(), 0.0))
         return torch.tensor(checksums, dtype=torch.int64) if self._is_last else hidden
 
-    def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int]:
+    def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int | None]:
         samplings = [run.sampling for run in micro_batch.runs if run.sampling is not None]
         return [
             draw(value, _seed(sampling), sampling.choice, self.model.vocab)

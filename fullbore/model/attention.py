@@ -39,6 +39,7 @@ class DecodeMetadata:
 class AttentionMetadata:
     """Where a micro-batch's tokens go in the cache and what each may see. Built once, used by every layer."""
 
+    new_block_rows: torch.Tensor | None  # blocks that get their first tokens and are not filled; None: there are none
     slot_rows: torch.Tensor
     chunks: list[ChunkMetadata]
     decodes: list[DecodeMetadata]
@@ -48,18 +49,21 @@ class AttentionMetadata:
         """Tensors are made on the cache's device, masks in its number type."""
         keys = cache.keys[0]
         slots: list[int] = []
+        new_blocks: list[int] = []
         chunks: list[ChunkMetadata] = []
         groups: dict[int, list[tuple[int, Run]]] = {}  # upper bound of the context length -> (token row, run)
         for run in micro_batch.runs:
             row = len(slots)
             slots += _slots(run, cache.page_size)
+            new_blocks += _new_blocks(run, cache.page_size)
             if len(run.token_ids) == 1:
                 bound = max(_SMALLEST_GROUP_TOKENS, 1 << run.start.bit_length())
                 groups.setdefault(bound, []).append((row, run))
             else:
                 chunks.append(_build_chunk(row, run, cache))
         decodes = [_build_decodes(group, len(slots), cache) for group in groups.values()]
-        return cls(cache.slot_rows(torch.tensor(slots, device=keys.device)), chunks, decodes)
+        new_block_rows = cache.block_rows(torch.tensor([new_blocks], device=keys.device)) if new_blocks else None
+        return cls(new_block_rows, cache.slot_rows(torch.tensor(slots, device=keys.device)), chunks, decodes)
 
 
 def paged_attention(
@@ -82,6 +86,8 @@ def paged_attention(
     Returns:
         [tokens, num_query_heads, v_head_dim]
     """
+    if metadata.new_block_rows is not None:
+        cache.clear(layer, metadata.new_block_rows)
     cache.write(layer, metadata.slot_rows, key, value)
     if not metadata.chunks and len(metadata.decodes) == 1:
         return _attend_decodes(query, layer, cache, metadata.decodes[0], scale)
@@ -141,6 +147,13 @@ def _slots(run: Run, page_size: int) -> list[int]:
     ]
 
 
+def _new_blocks(run: Run, page_size: int) -> list[int]:
+    """The block, if there is one, whose first tokens this run writes but not its last ones."""
+    end = run.start + len(run.token_ids)
+    begin_of_last = end - end % page_size
+    return [run.block_ids[end // page_size]] if run.start <= begin_of_last < end else []
+
+
 def _build_chunk(begin: int, run: Run, cache: KVCache) -> ChunkMetadata:
     num_tokens = len(run.token_ids)
     context_length = run.start + num_tokens
@@ -160,8 +173,9 @@ def _build_decodes(group: list[tuple[int, Run]], num_tokens: int, cache: KVCache
     longest = max(lengths)
     num_blocks = -(-longest // cache.page_size)
     tables = [run.block_ids[: -(-length // cache.page_size)] for length, (_, run) in zip(lengths, group, strict=True)]
-    # Any block will do as padding: the mask hides it.
-    block_table = torch.tensor([table + [0] * (num_blocks - len(table)) for table in tables], device=keys.device)
+    # The mask hides the padding, but multiplies it by 0, and 0 * NaN is NaN: none but the request's own blocks will do.
+    padded = [table + table[:1] * (num_blocks - len(table)) for table in tables]
+    block_table = torch.tensor(padded, device=keys.device)
     mask = None
     if min(lengths) < longest:
         is_hidden = torch.arange(longest)[None] >= torch.tensor(lengths)[:, None]

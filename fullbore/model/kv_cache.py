@@ -60,6 +60,12 @@ class KVCache:
         heads = torch.arange(self.num_heads, device=block_table.device)
         return (block_table[:, None, :] * self.num_heads + heads[None, :, None]).flatten()
 
+    def clear(self, layer: int, block_rows: torch.Tensor) -> None:
+        """Zeroes blocks, so that what their last owner left (NaN, if its activations overflowed) reaches nobody."""
+        index = layer - self.first_layer
+        for cache in (self.keys[index], self.values[index]):
+            cache.view(-1, self.page_size * cache.shape[-1]).index_fill_(0, block_rows, 0)
+
     def write(self, layer: int, slot_rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values [tokens, num_heads, head_dim] of one layer at their slots."""
         index = layer - self.first_layer

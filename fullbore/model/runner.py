@@ -140,12 +140,8 @@ class StageRunner:
         return self._module.logits(output[_sampled_rows(micro_batch)])
 
     @torch.inference_mode()
-    def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int]:
-        """Draws one token per run that has `sampling`, in the order of the runs.
-
-        Raises:
-            ModelError: logits that are not finite.
-        """
+    def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int | None]:
+        """Draws one token per run that has `sampling`, in the order of the runs; None: its logits are not finite."""
         samplings = [run.sampling for run in micro_batch.runs if run.sampling is not None]
         return sample(logits, samplings)
 

@@ -7,12 +7,12 @@ token order, so that a result depends on neither the other rows, nor the number 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 import torch
 from torch.nn.functional import threshold as zero_up_to
 
-from fullbore.errors import ModelError
 from fullbore.scheduler.micro_batch import Sampling
 
 _GREEDY_BELOW = 1e-5  # temperatures below differ from greedy only between logits that are equal for all purposes
@@ -23,8 +23,8 @@ _BELOW_ONE = 1 - 2**-53
 _MASK_64 = 2**64 - 1
 
 
-def sample(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
-    """One token id per row.
+def sample(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[int | None]:
+    """One token id per row; None where the row has no finite maximum (NaN or infinite logits).
 
     `top_k` applies before `top_p`, which counts within the k tokens. Tokens that tie with the last one allowed are
     allowed too, so that the choice does not depend on the order of a sort.
@@ -32,16 +32,15 @@ def sample(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
     Args:
         logits: [rows, vocab_size], float32.
         samplings: one per row.
-
-    Raises:
-        ModelError: a row has no finite maximum (NaN or infinite logits).
     """
     if not samplings:
         return []
     highest, best_ids = logits.max(-1)
-    _check_finite(highest)
-    token_ids: list[int] = best_ids.tolist()
-    random_rows = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
+    token_ids: list[int | None] = best_ids.tolist()
+    for row, maximum in enumerate(highest.tolist()):
+        if not isfinite(maximum):  # `max` passes NaN on, so the maximum alone tells whether a row can be used
+            token_ids[row] = None
+    random_rows = [row for row, s in enumerate(samplings) if token_ids[row] is not None and not _is_greedy(s)]
     if random_rows:
         if len(random_rows) < len(samplings):
             logits, highest = logits[random_rows], highest[random_rows]
@@ -69,16 +68,6 @@ def _mix(state: int) -> int:
 
 def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1
-
-
-def _check_finite(highest: torch.Tensor) -> None:
-    """`max` passes NaN on, so the maximum alone tells whether a row can be used."""
-    is_finite = torch.isfinite(highest)
-    if not bool(is_finite.all()):
-        raise ModelError(
-            f"The model's logits are not finite in {int((~is_finite).sum())} of {len(highest)} rows: its weights are "
-            "broken, or its activations overflow in this type; try --dtype float32 or --dtype bfloat16."
-        )
 
 
 def _draw(logits: torch.Tensor, highest: torch.Tensor, samplings: list[Sampling]) -> list[int]:

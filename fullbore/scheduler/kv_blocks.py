@@ -103,10 +103,18 @@ class BlockPool:
         self._key_of_block[block] = key
         return content
 
+    def forget(self, blocks: list[int]) -> None:
+        """Makes blocks, held by some request, findable no more: their content is not to be trusted."""
+        for block in blocks:
+            self._remove_key(block)
+
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)
-        key = self._key_of_block[block]
-        assert key is not None, "only cached blocks are evictable"
-        del self._cached[key]
-        self._key_of_block[block] = None
+        self._remove_key(block)
         return block
+
+    def _remove_key(self, block: int) -> None:
+        key = self._key_of_block[block]
+        if key is not None:
+            del self._cached[key]
+            self._key_of_block[block] = None

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from fullbore.errors import RequestError
 
-FinishReason = Literal["stop", "length", "abort", "timeout"]
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]  # error: logits that are not finite
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
@@ -60,6 +60,8 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     num_launched_tokens: int = 0  # tokens whose KV is written, or will be by a micro-batch in flight
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    num_shared_blocks: int = 0  # leading blocks taken from the prefix cache at the latest admission
+    may_share_blocks: bool = True  # False once logits over shared blocks were not finite: compute everything oneself
     epoch: int = 0
     ready_since_s: float = 0.0  # when the next run became possible: arrival, or the return of the last token
     finish_reason: FinishReason | None = None

@@ -20,6 +20,7 @@ for it to have blocks; nothing that arrives later can delay it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
@@ -354,8 +355,8 @@ class Scheduler:
             is_exact = max(free_ns, record.receive_posted_ns) <= sent_ns
             self.costs.observe_hop(record.stage, (record.receive_end_ns - sent_ns) * 1e-9, is_exact)
 
-    def complete(self, micro_batch_id: int, token_ids: list[int], now_s: float) -> list[TokenOutput]:
-        """Applies a result: one token for each run that was to be sampled, in the plan's order.
+    def complete(self, micro_batch_id: int, token_ids: Sequence[int | None], now_s: float) -> list[TokenOutput]:
+        """Applies a result: one token for each run that was to be sampled, in the plan's order; None: not finite.
 
         Returns:
             The new tokens, and the ends that follow from them. Results of requests that were aborted or preempted
@@ -382,8 +383,12 @@ class Scheduler:
             if run.sampling is None:
                 continue
             token = next(tokens)
-            if request.epoch == run.epoch and request.finish_reason is None:
+            if request.epoch != run.epoch or request.finish_reason is not None:
+                continue
+            if token is not None:
                 outputs.append(self._append_token(request, token, now_s))
+            else:
+                outputs += filter(None, [self._fail(request)])
         return outputs
 
     def _append_token(self, request: Request, token: int, now_s: float) -> TokenOutput:
@@ -403,6 +408,19 @@ class Scheduler:
         return TokenOutput(request.request_id, token, reason, request.num_cached_tokens)
 
     # ----------------------------------------------------------------------------------------- ends, preemption
+
+    def _fail(self, request: Request) -> TokenOutput | None:
+        """Ends a request whose logits are not finite; None: it gets another chance, without the prefix cache.
+
+        One token whose keys are NaN spoils, since 0 * NaN is NaN, all tokens that are computed together with it, also
+        those before it. A request that took over such a block is not at fault and must not suffer.
+        """
+        self.pool.forget(request.block_ids)
+        if request.num_shared_blocks == 0:
+            return self._cut(request.request_id, "error")
+        request.may_share_blocks = False
+        self._preempt(request)
+        return None
 
     def _cut(self, request_id: int, reason: FinishReason) -> TokenOutput | None:
         request = self._requests.get(request_id)
@@ -489,7 +507,8 @@ class Scheduler:
             self._blocked_on = "memory"
             return None  # nothing was freed since; looking up a long prefix again would only take time
         # The last token is always computed: its logits are what the first sample needs.
-        blocks, content = self.pool.match_prefix(request.tokens(0, request.num_tokens), request.num_tokens - 1)
+        most = request.num_tokens - 1 if request.may_share_blocks else 0
+        blocks, content = self.pool.match_prefix(request.tokens(0, request.num_tokens), most)
         missing = ceil(request.num_tokens / self.config.page_size) - len(blocks)
         # Decoding requests will want a block each before long; admitting into their room only buys preemption.
         if self._running and missing + self._num_decoding > self.pool.num_free:
@@ -500,6 +519,7 @@ class Scheduler:
             return None
         self._waiting.popleft()
         request.block_ids = blocks
+        request.num_shared_blocks = len(blocks)
         cached = len(blocks) * self.config.page_size
         request.num_launched_tokens = cached
         self._waiting_tokens -= cached
@@ -508,6 +528,8 @@ class Scheduler:
             self._counts["cached_tokens"] += cached
         self._content[request.request_id] = (len(blocks), content)
         self._running[request.request_id] = request
+        if not request.may_share_blocks:  # set back by _fail, it may be older than others that run
+            self._running = dict(sorted(self._running.items(), key=lambda item: item[1].arrival_order))
         self._prefilling = request
         return request
 

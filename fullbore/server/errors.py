@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from fullbore.errors import EngineDeadError, RequestError
+from fullbore.errors import EngineDeadError, LogitsError, RequestError
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is there to read it
 logger = logging.getLogger("fullbore.server")
@@ -50,6 +50,9 @@ def to_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), error.param)
     if isinstance(error, EngineDeadError):
         return ApiError(503, f"The engine has stopped: {error}", code="engine_dead")
+    if isinstance(error, LogitsError):
+        logger.error("A request ended without a next token. %s", error)
+        return ApiError(500, str(error), code="logits_not_finite")
     logger.error("Unexpected error while serving a request", exc_info=error)
     return ApiError(500, f"Internal error ({type(error).__name__}); the server's log has the details.")
 
@@ -73,7 +76,7 @@ def install(app: FastAPI) -> None:
     async def on_disconnect(_: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    for kind in (ApiError, RequestError, EngineDeadError, Exception):
+    for kind in (ApiError, RequestError, EngineDeadError, LogitsError, Exception):
         app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_invalid)

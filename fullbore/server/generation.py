@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from fullbore.errors import LogitsError
 from fullbore.scheduler.request import SamplingParams
 from fullbore.server.errors import ApiError
 from fullbore.server.responses import FinishReason, PromptTokensDetails, Usage
@@ -27,7 +28,12 @@ class Generation:
     async def pieces(self) -> AsyncGenerator[str, None]:
         """Yields text as it becomes certain, then ends; `finish_reason` and `usage` are known from then on.
 
-        Closing the generator early aborts the request. Raises EngineDeadError, and ApiError when the output was cut.
+        Closing the generator early aborts the request.
+
+        Raises:
+            LogitsError: the model gave no usable logits.
+            ApiError: the output was cut.
+            EngineDeadError: the pipeline is gone.
         """
         with self._metrics.request() as timing:
             async with aclosing(self._engine.generate(self._request)) as outputs:
@@ -50,6 +56,8 @@ class Generation:
         reason = self._output.finish_reason
         if reason == "stop" or reason == "length":
             return reason
+        if reason == "error":
+            raise LogitsError
         raise ApiError(503, "The output was cut because the server is shutting down.", code="shutting_down")
 
     @property

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from fullbore_process import eventually, run_fullbore
-from tiny_models import make_tiny_model
+from tiny_models import make_tiny_model, poison_token
 
 from fullbore import LLM, SamplingParams
-from fullbore.errors import ConfigError, RequestError
+from fullbore.errors import ConfigError, LogitsError, RequestError
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +101,24 @@ def test_bad_requests_leave_the_engine_alone(llm: LLM) -> None:
         with pytest.raises(RequestError):
             llm.generate(prompts, params)  # type: ignore[arg-type]
     assert llm.generate("x", GREEDY)[0].text
+
+
+def test_a_prompt_with_nan_ends_alone(tmp_path: Path) -> None:
+    folder = make_tiny_model("LlamaForCausalLM", tmp_path)
+    bad_token = 5
+    poison_token(folder, bad_token)
+    params = SamplingParams(max_tokens=1, temperature=0)
+    with LLM(str(folder), pp_size=2, dtype="float32") as llm:
+        good, bad, also_good = llm.generate([[1, 2, 3], [1, bad_token, 3], [3, 2, 1]], params)
+        with pytest.raises(LogitsError, match="not finite"):
+            list(llm.stream([bad_token], params))
+    assert bad.outputs[0].finish_reason == "error"
+    assert "not finite" in str(bad.outputs[0].error)
+    assert bad.token_ids == []
+    for output in (good, also_good):
+        assert output.outputs[0].finish_reason == "length"
+        assert output.outputs[0].error is None
+        assert len(output.token_ids) == 1
 
 
 def test_unknown_and_wrong_settings() -> None:

@@ -17,13 +17,15 @@ FIRST_LAYER = 5
 SCALE = 0.3
 
 
-def make_cache(num_heads: int = 2, k_head_dim: int = 12, v_head_dim: int = 12) -> KVCache:
-    """Two layers full of large garbage: whatever is read without having been written shows."""
+def make_cache(
+    num_heads: int = 2, k_head_dim: int = 12, v_head_dim: int = 12, garbage: float = float("nan")
+) -> KVCache:
+    """Two layers full of garbage: what is read without having been written shows, even if it is multiplied by 0."""
     cache = KVCache(
         FIRST_LAYER, 2, NUM_BLOCKS, num_heads, PAGE_SIZE, k_head_dim, v_head_dim, dtype=torch.float32, device="cpu"
     )
     for tensor in (*cache.keys, *cache.values):
-        tensor.fill_(1e6)
+        tensor.fill_(garbage)
     return cache
 
 
@@ -113,7 +115,7 @@ def test_chunks_give_what_the_whole_prompt_gives(chunk: int) -> None:
 
 
 def test_only_the_new_tokens_slots_of_the_layer_are_written() -> None:
-    cache = make_cache()
+    cache = make_cache(garbage=1e6)
     sequences = Sequences([30, 12], cache)
     run(cache, sequences, [(0, 0, 30), (1, 0, 11)], 2, FIRST_LAYER)
     before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
@@ -124,6 +126,18 @@ def test_only_the_new_tokens_slots_of_the_layer_are_written() -> None:
         changed = (old != new).any(-1).nonzero()
         own = [[block, head, offset] for head in range(2)] if index in (0, 2) else []
         assert changed.tolist() == own
+
+
+def test_a_new_block_is_cleared_behind_its_first_tokens() -> None:
+    cache = make_cache(garbage=1e6)
+    sequences = Sequences([3 * PAGE_SIZE], cache)
+    for start, count in [(0, PAGE_SIZE + 1), (PAGE_SIZE + 1, 1), (PAGE_SIZE + 2, PAGE_SIZE - 2)]:
+        run(cache, sequences, [(0, start, count)], 2, FIRST_LAYER)
+    full, cleared, untouched = (cache.keys[0][block] for block in sequences.block_ids[0][:3])
+    run(cache, sequences, [(0, 2 * PAGE_SIZE, 1)], 2, FIRST_LAYER)
+    assert not (full == 0).all(-1).any()
+    assert not (cleared == 0).all(-1).any(), "filled by later runs, which leave the tokens before alone"
+    assert (untouched[:, 1:] == 0).all()
 
 
 def test_decodes_attend_together_unless_one_context_is_far_longer() -> None:

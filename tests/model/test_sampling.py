@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fullbore.errors import ModelError
 from fullbore.model import sampling as sampling_module
 from fullbore.model.sampling import sample, uniform
 from fullbore.scheduler.micro_batch import Sampling
@@ -200,7 +199,9 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [[float("nan"), 1.0, 2.0], [float("inf"), 1.0, 2.0], [float("-inf")] * 3])
-def test_unusable_logits_are_an_error(bad: list[float], temperature: float) -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0], bad])
-    with pytest.raises(ModelError, match="not finite in 1 of 2 rows"):
-        sample(logits, [make_sampling(temperature), make_sampling(temperature)])
+def test_unusable_logits_give_no_token_and_leave_other_rows_alone(bad: list[float], temperature: float) -> None:
+    good = [1.0, 2.0, 3.0]
+    samplings = [make_sampling(temperature, seed=row) for row in range(4)]
+    token_ids = sample(torch.tensor([bad, good, bad, good]), samplings)
+    expected = sample(torch.tensor([good] * 4), samplings)
+    assert token_ids == [None, expected[1], None, expected[3]]

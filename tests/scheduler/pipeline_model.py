@@ -17,7 +17,7 @@ class PipelineModel:
 
     scheduler: Scheduler
     stage_s: Callable[[int, MicroBatch], float]
-    token: Callable[[int, int], int] = lambda request_id, position: 1
+    token: Callable[[int, int], int | None] = lambda request_id, position: 1
     return_s: float = 0.0
     now_s: float = 0.0
     launched: list[MicroBatch] = field(default_factory=list)

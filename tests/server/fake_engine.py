@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from fullbore.config import EngineConfig
 from fullbore.engine.messages import AddRequest, EngineDead, EngineInfo, EngineStats, StageInfo
 from fullbore.errors import EngineDeadError
 from fullbore.scheduler.request import TokenOutput
 
-Reply = Callable[[AddRequest], list[int]]
+Reply = Callable[[AddRequest], Sequence[int | None]]
 
 
 class FakeEngine:
-    """Has AsyncEngineClient's interface. `reply` gives a request's output tokens; after them comes the end token."""
+    """Has AsyncEngineClient's interface. `reply` gives a request's output tokens; after them comes the end token.
+
+    A None among them is where the request fails.
+    """
 
     def __init__(self, reply: Reply, vocab_size: int, eos_token_id: int, context_length: int = 512) -> None:
         self.reply = reply
@@ -69,6 +72,9 @@ class FakeEngine:
     def _outputs(self, request: AddRequest) -> list[TokenOutput]:
         token_ids = self.reply(request)[: request.max_tokens]
         outputs = [TokenOutput(request.request_id, token_id, None, 4) for token_id in token_ids]
+        if None in token_ids:
+            failure = token_ids.index(None)
+            return [*outputs[:failure], TokenOutput(request.request_id, None, "error", 4)]
         if len(token_ids) == request.max_tokens:
             outputs[-1].finish_reason = "length"
         else:

@@ -14,8 +14,10 @@ import psutil
 import pytest
 import torch
 from fullbore_process import ServeProcess, assert_all_end, eventually
-from tiny_models import make_tiny_model
+from tiny_models import make_tiny_model, poison_token
 from transformers import AutoModelForCausalLM
+
+from fullbore.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +44,6 @@ def client_of(server: ServeProcess) -> openai.OpenAI:
 def reference_text(model_folder: Path, prompt: str) -> str:
     """What Hugging Face generates, greedily; one token is one byte."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    from fullbore.text.tokenizer import Tokenizer
-
     tokenizer = Tokenizer.load(model_folder)
     token_ids = tokenizer.encode(prompt)
     with torch.no_grad():
@@ -156,6 +156,30 @@ def test_a_stage_that_dies_or_hangs_ends_the_server_within_seconds(
     assert server.errors.rstrip().splitlines()[-1].startswith("fullbore: Stage 1")
     assert_all_end(processes)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nan_ends_the_request_that_has_it_and_no_other(tmp_path: Path) -> None:
+    healthy = make_tiny_model("LlamaForCausalLM", tmp_path / "healthy")
+    texts = [reference_text(healthy, prompt) for prompt in PROMPTS]
+    bad_byte = next(byte for byte in range(33, 127) if all(chr(byte) not in text for text in PROMPTS + texts))
+    folder = make_tiny_model("LlamaForCausalLM", tmp_path / "poisoned")
+    poison_token(folder, Tokenizer.load(folder).encode(chr(bad_byte))[0])
+
+    def ask(prompt: str) -> httpx.Response:
+        body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+    with ServeProcess(folder, "--pp-size", "2", "--dtype", "float32", temporary=tmp_path) as server:
+        with ThreadPoolExecutor(2 * len(PROMPTS)) as threads:
+            asked_bad = threads.map(ask, [prompt[:5] + chr(bad_byte) + prompt[5:] for prompt in PROMPTS])
+            good, bad = list(threads.map(ask, PROMPTS)), list(asked_bad)
+        assert [answer.json()["choices"][0]["text"] for answer in good] == texts
+        assert [answer.status_code for answer in bad] == [500] * len(PROMPTS)
+        assert {answer.json()["error"]["code"] for answer in bad} == {"logits_not_finite"}
+        assert ask(PROMPTS[0]).json()["choices"][0]["text"] == texts[0]
+        assert metric(server, "fullbore_kv_blocks_used") == 0
+    assert "not finite" in server.errors
+    assert "Traceback" not in server.errors
 
 
 def metric(server: ServeProcess, name: str) -> float:
