@@ -70,7 +70,7 @@ class Load:
 
 def read_load(evidence: Evidence, settings: Settings, num_stages: int | None) -> Load:
     load = Load()
-    load.at_most = settings.number("max_running")
+    load.at_most = settings.count("max_running")
     load.micro_batch = _micro_batch(evidence)
     load.waiting = _waiting(evidence)
     load.input_tokens = _token_count(evidence, "input", r"^(?:input|prompt)_(?:tokens|len)|^isl$")
@@ -116,8 +116,9 @@ def _served_of_clients(load: Load) -> Fact | None:
 
 def _token_count(evidence: Evidence, side: str, pattern: str) -> Fact | None:
     for path, note in evidence.notes.items():
-        if re.search(pattern, path) and isinstance(note.value, int | float):
-            return Fact(f"{path}: {show(note.value)}", float(note.value), note.source)
+        numbers = numbers_in(note.value)
+        if re.search(pattern, path) and len(numbers) == 1:
+            return Fact(f"{path}: {note.value}", numbers[0], note.source)
     for row in evidence.bench:
         count = row.input_tokens if side == "input" else row.output_tokens
         if count is not None:
@@ -168,8 +169,9 @@ def _noted_counts(notes: dict[str, Reading]) -> list[Fact]:
     """Counts of requests in flight that a user wrote down, as numbers or in sentences about the load."""
     facts = []
     for path, note in notes.items():
-        if _COUNT_KEY.search(path) and not _NOT_A_COUNT.search(path) and isinstance(note.value, int | float):
-            facts.append(Fact(f"{path}: {show(note.value)}", float(note.value), note.source))
+        is_count = _COUNT_KEY.search(path) and not _NOT_A_COUNT.search(path)
+        if is_count and isinstance(note.value, int | float):
+            facts += [Fact(f"{path}: {show(n)}", n, note.source) for n in numbers_in(note.value) if n >= 1]
     for path, note in notes.items():
         if isinstance(note.value, str) and _LOAD_KEY.search(path):
             for match in _COUNT_IN_TEXT.finditer(note.value):

@@ -84,6 +84,11 @@ class Settings:
             return None
         return Fact(f"{found.name} {found.value}", numbers[0], found.source)
 
+    def count(self, name: str) -> Fact | None:
+        """The setting as a whole number from 1 to a million; None for anything else."""
+        found = self.number(name)
+        return found if found is not None and 1 <= found.number <= 1e6 and found.number.is_integer() else None
+
     def is_on(self, name: str) -> Fact | None:
         """The setting if it is switched on."""
         for group in self._groups:

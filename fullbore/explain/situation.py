@@ -21,6 +21,7 @@ from fullbore.explain.trace_timeline import Timeline, build_timeline
 # Engines that cut a model by layers over the GPUs they find unless told otherwise.
 LAYER_SPLIT_ENGINES = ("ollama", "llama.cpp", "transformers", "exllama")
 _TENSOR_SPLIT_MODES = ("row", "tensor", "graph", "attn")
+_MOST_RANKS = 4096
 _HOLDS_MODEL = 0.1  # of the fullest GPU's memory; less is a desktop, not a share of the model
 
 
@@ -87,6 +88,8 @@ def understand(evidence: Evidence) -> Situation:
     s.version = _version(evidence)
     s.gpus = _gpus_with_model(evidence)
     s.tp, s.pp = _parallelism(s)
+    if s.pp is not None and not 1 <= s.pp.number <= _MOST_RANKS:
+        s.pp = None
     s.stages = by_stage(s.gpus, s.P, s.tp)
     s.card, s.card_fact = _card(s)
     s.model, s.model_fact = _model(s)
@@ -156,9 +159,9 @@ def gpu_count(s: Situation) -> int | None:
 
 def _parallelism(s: Situation) -> tuple[int, Fact | None]:
     """(tensor-parallel ranks of a stage, pipeline stages)."""
-    tp = s.settings.number("tp_size")
-    tp_size = max(int(tp.number), 1) if tp is not None else 1
-    pp = s.settings.number("pp_size")
+    tp = s.settings.count("tp_size")
+    tp_size = int(tp.number) if tp is not None and tp.number <= _MOST_RANKS else 1
+    pp = s.settings.count("pp_size")
     if pp is not None:
         return tp_size, pp
     seen = _stages_seen(s)
@@ -183,8 +186,8 @@ def _stages_seen(s: Situation) -> Fact | None:
     """Stages that show in logs, metrics or accounts."""
     log = s.evidence.logs.sglang
     if log.has_pp_labels:
-        last = max(log.ranks)
-        return Fact(f"ranks up to PP{last} in the log", last + 1, log.ranks[last].source)
+        last = max((rank for rank in log.ranks if rank < _MOST_RANKS), default=0)
+        return Fact(f"ranks up to PP{last} in the log", last + 1)
     for dump in s.evidence.metrics:
         for name in ("sglang:num_running_reqs", "sglang:num_queue_reqs", "fullbore_stage_busy_seconds_total"):
             stages = dump.by_stage(name)

@@ -32,6 +32,9 @@ class Speed:
     model: ModelSize = field(default_factory=ModelSize)
     tp_size: int = 1
 
+    def __post_init__(self) -> None:
+        self.tp_size = max(self.tp_size, 1)
+
     @property
     def lone_floor_ms(self) -> float | None:
         """Least time per token of a lone request: its weights, read once, one stage after the other."""
@@ -74,6 +77,10 @@ def read_speed(
     speed.ttft_ms = _ttft_ms(evidence, load)
     speed.bytes_per_token = _bytes_per_token(evidence, model)
     speed.bandwidth_bytes_s = _bandwidth(evidence, card)
+    for name in ("lone_ms", "step_ms", "tok_s", "bytes_per_token", "bandwidth_bytes_s"):
+        fact = getattr(speed, name)
+        if fact is not None and not fact.number > 0:  # a damaged or senseless value
+            setattr(speed, name, None)
     return speed
 
 
@@ -144,7 +151,7 @@ def _bytes_per_token(evidence: Evidence, model: ModelSize) -> Fact | None:
         if re.search(r"(?:read|active|weights?).*gb.*(?:per_token|per_step)|gb_(?:read_)?per_token", path) and numbers:
             return Fact(f"{path} = {show(numbers[0])}", numbers[0] * 1e9, note.source)
     total = _weights_gb(evidence)
-    if total is not None and model.parameters_b is not None and (model.active_b is not None or not model.is_moe):
+    if total is not None and model.parameters_b and (model.active_b is not None or not model.is_moe):
         share = (model.active_b or model.parameters_b) / model.parameters_b
         text = total.text if share == 1 else f"{total.text}, of which one token reads about {share:.0%}"
         return Fact(text, max(total.number * share, model.active_gb or 0.0) * 1e9, total.source)

@@ -11,8 +11,8 @@ _EVEN_KV = 0.02  # KV pools closer than this hold the same number of layers
 
 def total_layers(s: Situation) -> Fact | None:
     """Layers of the model."""
-    noted = s.settings.number("layers")
-    if noted is not None and 1 < noted.number < 10_000:
+    noted = s.settings.count("layers")
+    if noted is not None and noted.number < 10_000:
         return noted
     given = given_layers(s)
     if given is not None:
@@ -23,7 +23,12 @@ def total_layers(s: Situation) -> Fact | None:
 
 
 def given_layers(s: Situation) -> Fact | None:
-    """Layers per stage where the evidence states them."""
+    """Layers per stage where the evidence states them, at least one each."""
+    given = _given(s)
+    return given if given is not None and min(given.value) >= 1 else None
+
+
+def _given(s: Situation) -> Fact | None:
     for info in s.evidence.server_infos:
         if info.stage_layers and len(info.stage_layers) == s.P:
             return Fact(f"layers per stage {_join(info.stage_layers)}", info.stage_layers, info.source)

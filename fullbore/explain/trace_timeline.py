@@ -9,6 +9,7 @@ from statistics import median
 from fullbore.explain.evidence.trace import Interval, TraceRank
 
 _NOISE_US = 1.0
+_MOST_RANKS = 4096
 
 
 @dataclass
@@ -40,6 +41,9 @@ class Timeline:
 def build_timeline(traces: list[TraceRank], tp_size: int, pp_size: int | None) -> Timeline | None:
     """None when the traces say nothing about which rank they are of."""
     known = [rank for rank in traces if rank.rank is not None or rank.stage is not None]
+    if not known:
+        return None
+    known = [rank for rank in known if 0 <= (rank.rank or 0) < _MOST_RANKS and (rank.world_size or 0) <= _MOST_RANKS]
     if not known:
         return None
     by_rank = {rank.rank if rank.rank is not None else (rank.stage or 0) * tp_size: rank for rank in known}

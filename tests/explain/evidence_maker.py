@@ -61,8 +61,10 @@ class EvidenceMaker:
                 gen, width = of(link, n)
                 shown = f"{limit:.2f} W" if limit is not None else "[N/A]"
                 lines.append(
-                    f"2026/03/01 10:00:{second:02d}.{n:03d}, {n}, {cards[n] if cards else card}, {busy + wobble:.0f} %, "
-                    f"{of(power, n):.2f} W, {shown}, {of(memory, n):.0f} MiB, 81920 MiB, {of(clock, n):.0f} MHz, {gen}, {width}"
+                    f"2026/03/01 10:00:{second:02d}.{n:03d}, {n}, {cards[n] if cards else card}, "
+                    f"{busy + wobble:.0f} %, "
+                    f"{of(power, n):.2f} W, {shown}, {of(memory, n):.0f} MiB, 81920 MiB, {of(clock, n):.0f} MHz, "
+                    f"{gen}, {width}"
                 )
         return self.write(name, "\n".join(lines) + "\n")
 
@@ -84,8 +86,10 @@ class EvidenceMaker:
         for step in range(steps):
             for stage in range(stages):
                 lines.append(
-                    f"[2026-03-01 10:00:{step:02d} PP{stage}{labels}] Decode batch{comma} #running-req: {running}, #token: "
-                    f"{1000 + step * running}, token usage: {usage:.2f}, {graph}, gen throughput (token/s): {tok_s:.2f}, "
+                    f"[2026-03-01 10:00:{step:02d} PP{stage}{labels}] Decode batch{comma} #running-req: {running}, "
+                    f"#token: "
+                    f"{1000 + step * running}, token usage: {usage:.2f}, {graph}, gen throughput (token/s): "
+                    f"{tok_s:.2f}, "
                     f"#queue-req: {queue}"
                 )
         return self.write("server.log", "\n".join(lines) + "\n")
@@ -106,14 +110,19 @@ class EvidenceMaker:
         for n in range(lines + stalled):
             is_stalled = n >= lines
             text.append(
-                f"(APIServer pid=1) INFO 03-01 10:{n // 6:02d}:{n % 6}0 [loggers.py:127] Engine 000: Avg prompt throughput: "
-                f"{0.0 if is_stalled else prompt_tok_s} tokens/s, Avg generation throughput: {0.0 if is_stalled else tok_s} "
-                f"tokens/s, Running: {running} reqs, Waiting: {waiting} reqs, GPU KV cache usage: {kv}%, Prefix cache hit "
+                f"(APIServer pid=1) INFO 03-01 10:{n // 6:02d}:{n % 6}0 [loggers.py:127] Engine 000: Avg prompt "
+                f"throughput: "
+                f"{0.0 if is_stalled else prompt_tok_s} tokens/s, Avg generation throughput: "
+                f"{0.0 if is_stalled else tok_s} "
+                f"tokens/s, Running: {running} reqs, Waiting: {waiting} reqs, GPU KV cache usage: {kv}%, Prefix "
+                f"cache hit "
                 f"rate: 0.0%"
             )
         return self.write("server.log", "\n".join(text) + "\n" + extra)
 
-    def vllm_metrics(self, name: str, *, running: int, tokens: int, waiting: int = 0, prompt: int = 1000) -> EvidenceMaker:
+    def vllm_metrics(
+        self, name: str, *, running: int, tokens: int, waiting: int = 0, prompt: int = 1000
+    ) -> EvidenceMaker:
         return self.write(
             name,
             "# TYPE vllm:num_requests_running gauge\n"
@@ -137,14 +146,38 @@ class EvidenceMaker:
         """One rank; `wait_us` are NCCL kernels that spin."""
         events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": rank, "ts": 0, "args": {}}]
         for begin, end in compute_us:
-            events.append({"ph": "X", "cat": "kernel", "name": "gemm_kernel", "pid": rank, "tid": 7, "ts": begin, "dur": end - begin})
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": "gemm_kernel",
+                    "pid": rank,
+                    "tid": 7,
+                    "ts": begin,
+                    "dur": end - begin,
+                }
+            )
             if batch_size is not None:
                 events.append(
-                    {"ph": "X", "cat": "user_annotation", "name": f"step[{kind} bs={batch_size}]", "ts": begin, "dur": end - begin}
+                    {
+                        "ph": "X",
+                        "cat": "user_annotation",
+                        "name": f"step[{kind} bs={batch_size}]",
+                        "ts": begin,
+                        "dur": end - begin,
+                    }
                 )
         for begin, end in wait_us:
             events.append(
-                {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_SendRecv(x)", "pid": rank, "tid": 26, "ts": begin, "dur": end - begin}
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": "ncclDevKernel_SendRecv(x)",
+                    "pid": rank,
+                    "tid": 26,
+                    "ts": begin,
+                    "dur": end - begin,
+                }
             )
         for n in range(launches):
             events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": float(n), "dur": 4.0})

@@ -26,7 +26,9 @@ def as_text(explanation: Explanation) -> str:
 
 
 @pytest.fixture(scope="module")
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Explanation]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Explanation]:
     folder = CASES / request.param
     evidence = tmp_path_factory.mktemp("case") / "evidence"
     shutil.copytree(folder, evidence, ignore=shutil.ignore_patterns("expected.json"))

@@ -35,7 +35,8 @@ def uneven_logs(maker: EvidenceMaker) -> None:
         for n in range(20):
             running = 8 if n < 12 or rank == 0 else 7 - n % 3
             lines.append(
-                f"[2026-03-01 10:00:{n:02d} PP{rank}] Decode batch. #running-req: {running}, #token: {100 + n}, token usage: 0.1, "
+                f"[2026-03-01 10:00:{n:02d} PP{rank}] Decode batch. #running-req: {running}, #token: {100 + n}, "
+                f"token usage: 0.1, "
                 f"gen throughput (token/s): 50.0, #queue-req: 0"
             )
         maker.write(f"PP{rank}.log", "\n".join(lines) + "\n")
@@ -49,13 +50,16 @@ def prefill_logs(maker: EvidenceMaker, ranks: int, counts: list[int], *, lost: t
             if lost == (rank, n):
                 continue
             lines.append(
-                f"[2026-03-01 10:00:{n:02d} PP{rank}] Prefill batch, #new-seq: {1 + n % 3}, #new-token: {1024 + 64 * (n % 7)}, "
+                f"[2026-03-01 10:00:{n:02d} PP{rank}] Prefill batch, #new-seq: {1 + n % 3}, #new-token: "
+                f"{1024 + 64 * (n % 7)}, "
                 f"#cached-token: {n * 16}, token usage: 0.1, #running-req: 0, #queue-req: {n % 2}, cuda graph: False"
             )
         maker.write(f"PP{rank}.log", "\n".join(lines) + "\n")
 
 
-def traces(maker: EvidenceMaker, stage_us: list[float], micro_batches: int, batch_size: int | None = 4, **more: float) -> None:
+def traces(
+    maker: EvidenceMaker, stage_us: list[float], micro_batches: int, batch_size: int | None = 4, **more: float
+) -> None:
     for rank, intervals in enumerate(pipeline_intervals(stage_us, micro_batches, 30, **more)):
         maker.trace(rank, len(stage_us), intervals, batch_size=batch_size)
 
@@ -83,30 +87,42 @@ VARIANTS = [
     Variant(
         "unequal cards, one stream: shares differ, the sum is one",
         lambda m: m.launch("llama-server -m /m/70b-q4_k_m.gguf -ngl 999 -np 1").smi(
-            "", [81, 18], cards=["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 2080 Ti"], power=200.0, limit=350.0, memory=9_000.0
+            "",
+            [81, 18],
+            cards=["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 2080 Ti"],
+            power=200.0,
+            limit=350.0,
+            memory=9_000.0,
         ),
         ("few-requests", "pp-latency-expected"),
         absent=("imbalance", "packed-slot"),
     ),
     Variant(
         "two requests on eight vLLM stages",
-        lambda m: m.launch("vllm serve /models/m --pipeline-parallel-size 8").vllm_stats(2).smi(A100, [25] * 8, power=140.0),
+        lambda m: (
+            m.launch("vllm serve /models/m --pipeline-parallel-size 8").vllm_stats(2).smi(A100, [25] * 8, power=140.0)
+        ),
         ("few-requests",),
         ("2/8",),
         ("packed-slot", "launch-bound"),
     ),
     Variant(
         "one request, receives spin",
-        lambda m: m.launch(SGLANG_PP4).sglang_decode(4, 1, tok_s=30.0).notes(concurrent_requests=1).smi(
-            H100, [99, 98, 99, 99], power=160.0, limit=700.0, clock=1980.0
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .sglang_decode(4, 1, tok_s=30.0)
+            .notes(concurrent_requests=1)
+            .smi(H100, [99, 98, 99, 99], power=160.0, limit=700.0, clock=1980.0)
         ),
         ("few-requests", "pp-latency-expected"),
         absent=("at-roofline", "spin-deadlock", "packed-slot", "imbalance"),
     ),
     Variant(
         "exllama over two cards, one user",
-        lambda m: m.launch("python -m exllamav2.server -m /m/70B-4.5bpw").notes(users=1, gpus=2).smi(
-            "NVIDIA GeForce RTX 3090", [50, 48], power=190.0, limit=350.0, clock=1700.0
+        lambda m: (
+            m.launch("python -m exllamav2.server -m /m/70B-4.5bpw")
+            .notes(users=1, gpus=2)
+            .smi("NVIDIA GeForce RTX 3090", [50, 48], power=190.0, limit=350.0, clock=1700.0)
         ),
         ("few-requests", "pp-latency-expected"),
     ),
@@ -118,24 +134,36 @@ VARIANTS = [
     # ------------------------------------------------------------------------------------------------- packed-slot
     Variant(
         "SGLang, old log format, tensor ranks in the labels",
-        lambda m: m.launch("python3 -m sglang.launch_server --model-path /m --pp-size 4 --tp-size 2")
-        .sglang_decode(4, 12, comma=".", labels=" TP0", graph="cuda graph: True")
-        .notes(clients=12),
+        lambda m: (
+            m.launch("python3 -m sglang.launch_server --model-path /m --pp-size 4 --tp-size 2")
+            .sglang_decode(4, 12, comma=".", labels=" TP0", graph="cuda graph: True")
+            .notes(clients=12)
+        ),
         ("packed-slot",),
         ("pp-max-micro-batch-size 3", "1 of 4"),
         ("few-requests",),
     ),
     Variant(
         "vLLM, sixteen running, one stage at a time, flat throughput",
-        lambda m: m.launch(VLLM_PP4 + " --max-num-seqs 16")
-        .vllm_stats(16, 16, tok_s=400.0)
-        .bench({"concurrency": 16, "output_tok_s": 400.0, "itl_ms_mean": 40.0}, {"concurrency": 64, "output_tok_s": 402.0})
-        .smi(H100, [25, 24, 26, 25], power=250.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(VLLM_PP4 + " --max-num-seqs 16")
+            .vllm_stats(16, 16, tok_s=400.0)
+            .bench(
+                {"concurrency": 16, "output_tok_s": 400.0, "itl_ms_mean": 40.0},
+                {"concurrency": 64, "output_tok_s": 402.0},
+            )
+            .smi(H100, [25, 24, 26, 25], power=250.0, limit=700.0, clock=1980.0)
+        ),
         ("packed-slot",),
         ("--max-num-seqs",),
         ("few-requests", "kv-limited", "imbalance"),
     ),
-    Variant("traces of eight ranks, one micro-batch of sixteen", lambda m: traces(m, [900.0] * 8, 1, 16), ("packed-slot",), ("1 of 8",)),
+    Variant(
+        "traces of eight ranks, one micro-batch of sixteen",
+        lambda m: traces(m, [900.0] * 8, 1, 16),
+        ("packed-slot",),
+        ("1 of 8",),
+    ),
     Variant(
         "traces of four ranks, two micro-batches of four",
         lambda m: traces(m.notes(concurrent_requests=8), [900.0] * 4, 2, 4),
@@ -144,9 +172,13 @@ VARIANTS = [
     ),
     Variant(
         "SGLang metrics alone, with the number of clients noted",
-        lambda m: m.launch("sglang serve --model-path /m --pp-size 3 --enable-metrics")
-        .write("metrics.prom", 'sglang:num_running_reqs{pp_rank="0"} 12.0\nsglang:num_running_reqs{pp_rank="1"} 12.0\n')
-        .notes(clients=12),
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 3 --enable-metrics")
+            .write(
+                "metrics.prom", 'sglang:num_running_reqs{pp_rank="0"} 12.0\nsglang:num_running_reqs{pp_rank="1"} 12.0\n'
+            )
+            .notes(clients=12)
+        ),
         ("packed-slot",),
         ("pp-max-micro-batch-size 4",),
     ),
@@ -164,7 +196,8 @@ VARIANTS = [
         lambda m: m.write(
             "account.json",
             '{"window_s": 10.0, "stages": [{"stage": 0, "seconds": {"compute": 2.4, "host": 0.1, "packed": 7.5}}, '
-            '{"stage": 1, "seconds": {"compute": 2.5, "packed": 7.5}}, {"stage": 2, "seconds": {"compute": 2.5, "packed": 7.5}}, '
+            '{"stage": 1, "seconds": {"compute": 2.5, "packed": 7.5}}, {"stage": 2, "seconds": {"compute": 2.5, '
+            '"packed": 7.5}}, '
             '{"stage": 3, "seconds": {"compute": 2.5, "packed": 7.5}}]}',
         ).notes(concurrent_requests=8),
         ("packed-slot",),
@@ -173,20 +206,25 @@ VARIANTS = [
     # -------------------------------------------------------------------------------------------------- ring-order
     Variant(
         "two stages, speculation, no depth",
-        lambda m: m.launch(
-            "SGLANG_ENABLE_PP_SPEC=1 python3 -m sglang.launch_server --model-path /m --pp-size 2 --tp-size 2 --speculative-algorithm EAGLE"
-        )
-        .sglang_decode(2, 24, queue=40)
-        .notes(stage_ms=[202, 202], step_period_ms=[455, 452]),
+        lambda m: (
+            m.launch(
+                "SGLANG_ENABLE_PP_SPEC=1 python3 -m sglang.launch_server --model-path /m --pp-size 2 --tp-size 2 "
+                "--speculative-algorithm EAGLE"
+            )
+            .sglang_decode(2, 24, queue=40)
+            .notes(stage_ms=[202, 202], step_period_ms=[455, 452])
+        ),
         ("ring-order",),
         ("404", "--pp-async-batch-depth 1"),
         ("imbalance", "few-requests", "packed-slot"),
     ),
     Variant(
         "four stages at three quarters, only samples and flags",
-        lambda m: m.launch(SGLANG_PP4 + " --speculative-algorithm NEXTN")
-        .sglang_decode(4, 16, queue=30)
-        .smi(H100, [75, 74, 76, 75], power=480.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(SGLANG_PP4 + " --speculative-algorithm NEXTN")
+            .sglang_decode(4, 16, queue=30)
+            .smi(H100, [75, 74, 76, 75], power=480.0, limit=700.0, clock=1980.0)
+        ),
         ("ring-order",),
         ("75%",),
         ("at-roofline", "packed-slot"),
@@ -194,19 +232,25 @@ VARIANTS = [
     # --------------------------------------------------------------------------------------------------- imbalance
     Variant(
         "ninety-four layers on eight stages, the rest on the last",
-        lambda m: m.launch("python3 -m sglang.launch_server --model-path /m/Qwen3-235B-A22B --pp-size 8")
-        .sglang_decode(8, 16)
-        .notes(num_hidden_layers=94, clients=128, layers_per_stage=[11, 11, 11, 11, 11, 11, 11, 17])
-        .smi(H100, [62, 63, 64, 63, 62, 64, 63, 98], power=[400.0] * 7 + [610.0], limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch("python3 -m sglang.launch_server --model-path /m/Qwen3-235B-A22B --pp-size 8")
+            .sglang_decode(8, 16)
+            .notes(num_hidden_layers=94, clients=128, layers_per_stage=[11, 11, 11, 11, 11, 11, 11, 17])
+            .smi(H100, [62, 63, 64, 63, 62, 64, 63, 98], power=[400.0] * 7 + [610.0], limit=700.0, clock=1980.0)
+        ),
         ("imbalance",),
         ("17", "SGLANG_PP_LAYER_PARTITION=12,12,12,12,12,12,11,11"),
         ("ring-order", "packed-slot", "few-requests"),
     ),
     Variant(
         "vLLM prints an uneven split",
-        lambda m: m.launch(VLLM_PP4)
-        .vllm_stats(64, tok_s=900.0, extra="INFO 03-01 10:00:00 Hidden layers were unevenly partitioned: [10,10,10,30]\n")
-        .smi(A100, [34, 33, 35, 97], power=[200.0, 200.0, 200.0, 380.0]),
+        lambda m: (
+            m.launch(VLLM_PP4)
+            .vllm_stats(
+                64, tok_s=900.0, extra="INFO 03-01 10:00:00 Hidden layers were unevenly partitioned: [10,10,10,30]\n"
+            )
+            .smi(A100, [34, 33, 35, 97], power=[200.0, 200.0, 200.0, 380.0])
+        ),
         ("imbalance",),
         ("30", "VLLM_PP_LAYER_PARTITION=15,15,15,15"),
     ),
@@ -219,11 +263,18 @@ VARIANTS = [
     ),
     Variant(
         "two kinds of card, the same number of layers",
-        lambda m: m.launch("vllm serve /m --pipeline-parallel-size 2")
-        .vllm_stats(32, tok_s=500.0)
-        .notes(num_hidden_layers=48)
-        .smi(
-            "", [99, 55], cards=["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 5090"], power=[330.0, 300.0], limit=350.0, clock=1700.0
+        lambda m: (
+            m.launch("vllm serve /m --pipeline-parallel-size 2")
+            .vllm_stats(32, tok_s=500.0)
+            .notes(num_hidden_layers=48)
+            .smi(
+                "",
+                [99, 55],
+                cards=["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 5090"],
+                power=[330.0, 300.0],
+                limit=350.0,
+                clock=1700.0,
+            )
         ),
         ("imbalance",),
         ("VLLM_PP_LAYER_PARTITION=",),
@@ -237,38 +288,53 @@ VARIANTS = [
     ),
     Variant(
         "the engine's own occupancy by rank",
-        lambda m: m.launch("sglang serve --model-path /m --pp-size 3")
-        .sglang_decode(3, 20)
-        .notes(clients=60)
-        .write("m.prom", "".join(f'sglang:fwd_occupancy{{pp_rank="{n}"}} {v}\n' for n, v in enumerate((0.55, 0.97, 0.56)))),
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 3")
+            .sglang_decode(3, 20)
+            .notes(clients=60)
+            .write(
+                "m.prom",
+                "".join(f'sglang:fwd_occupancy{{pp_rank="{n}"}} {v}\n' for n, v in enumerate((0.55, 0.97, 0.56))),
+            )
+        ),
         ("imbalance",),
         ("stage 1",),
     ),
     # ------------------------------------------------------------------------------------------------ launch-bound
     Variant(
         "vLLM eager, one request, far from the memory roofline",
-        lambda m: m.launch("vllm serve /models/Llama-3.1-8B-Instruct-bf16 --pipeline-parallel-size 2 --enforce-eager")
-        .bench({"concurrency": 1, "output_tok_s": 31.0, "itl_ms_mean": 32.0})
-        .smi(A100, [30, 31], power=120.0),
+        lambda m: (
+            m.launch("vllm serve /models/Llama-3.1-8B-Instruct-bf16 --pipeline-parallel-size 2 --enforce-eager")
+            .bench({"concurrency": 1, "output_tok_s": 31.0, "itl_ms_mean": 32.0})
+            .smi(A100, [30, 31], power=120.0)
+        ),
         ("launch-bound",),
         ("--enforce-eager",),
         ("not-idle-time", "slow-link", "at-roofline"),
     ),
     Variant(
         "SGLang decode lines without graphs",
-        lambda m: m.launch(SGLANG_PP4).sglang_decode(4, 4, graph="cuda graph: False", tok_s=60.0)
-        .notes(clients=16, model="Qwen3-32B bf16")
-        .bench({"concurrency": 1, "output_tok_s": 10.0, "itl_ms_mean": 98.0})
-        .smi(H100, [40, 41, 40, 39], power=200.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .sglang_decode(4, 4, graph="cuda graph: False", tok_s=60.0)
+            .notes(clients=16, model="Qwen3-32B bf16")
+            .bench({"concurrency": 1, "output_tok_s": 10.0, "itl_ms_mean": 98.0})
+            .smi(H100, [40, 41, 40, 39], power=200.0, limit=700.0, clock=1980.0)
+        ),
         ("launch-bound",),
         ("cuda graph: False",),
         ("packed-slot",),
     ),
-    Variant("kernels with gaps between them", lambda m: dense_then_sparse(m.launch("sglang serve --pp-size 2 --disable-cuda-graph --model-path /m")), ("launch-bound",)),
+    Variant(
+        "kernels with gaps between them",
+        lambda m: dense_then_sparse(m.launch("sglang serve --pp-size 2 --disable-cuda-graph --model-path /m")),
+        ("launch-bound",),
+    ),
     Variant(
         "eager against graphs in a bench",
         lambda m: m.launch(VLLM_PP4).bench(
-            {"concurrency": 4, "output_tok_s": 90.0, "enforce_eager": True}, {"concurrency": 4, "output_tok_s": 210.0, "enforce_eager": False}
+            {"concurrency": 4, "output_tok_s": 90.0, "enforce_eager": True},
+            {"concurrency": 4, "output_tok_s": 210.0, "enforce_eager": False},
         ),
         ("launch-bound",),
         ("2.33",),
@@ -276,32 +342,46 @@ VARIANTS = [
     # ------------------------------------------------------------------------------------------- chunks-serialised
     Variant(
         "llama.cpp: smaller micro-batches of a long prompt are slower",
-        lambda m: m.launch("llama-server -m /m/70b.gguf -ngl 999 -b 4096 -ub 512").notes(gpus=2, input_tokens=16384, output_tokens=1)
-        .bench({"concurrency": 1, "input_tok_s": 900.0, "ubatch": 4096}, {"concurrency": 1, "input_tok_s": 700.0, "ubatch": 512}),
+        lambda m: (
+            m.launch("llama-server -m /m/70b.gguf -ngl 999 -b 4096 -ub 512")
+            .notes(gpus=2, input_tokens=16384, output_tokens=1)
+            .bench(
+                {"concurrency": 1, "input_tok_s": 900.0, "ubatch": 4096},
+                {"concurrency": 1, "input_tok_s": 700.0, "ubatch": 512},
+            )
+        ),
         ("chunks-serialised",),
     ),
     Variant(
         "long prompts, one stage at a time",
-        lambda m: m.launch(VLLM_PP4 + " --max-num-batched-tokens 8192 --async-scheduling")
-        .notes(input_tokens=100_000, output_tokens=2, concurrent_requests=6)
-        .smi(H100, [26, 25, 24, 25], power=300.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(VLLM_PP4 + " --max-num-batched-tokens 8192 --async-scheduling")
+            .notes(input_tokens=100_000, output_tokens=2, concurrent_requests=6)
+            .smi(H100, [26, 25, 24, 25], power=300.0, limit=700.0, clock=1980.0)
+        ),
         ("chunks-serialised", "packed-slot"),
         ("--no-async-scheduling",),
     ),
     # --------------------------------------------------------------------------------------- control-plane-latency
     Variant(
         "sixteen stages agree on every bootstrap",
-        lambda m: m.launch("python3 -m sglang.launch_server --model-path /m --pp-size 16 --tp-size 1 --disaggregation-mode prefill")
-        .write(
-            "server.log",
-            "".join(
-                f"[2026-03-01 10:00:{n:02d} PP0] Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: 0, token usage: 0.05, "
-                f"#running-req: 0, #queue-req: 0, #bootstrap-req: 3, #inflight-req: 1, input throughput (token/s): 4000.0\n"
-                for n in range(0, 50, 4)
-            ),
-        )
-        .bench({"concurrency": 1, "ttft_ms_mean": 26_000.0}, {"concurrency": 16, "ttft_ms_mean": 29_300.0})
-        .smi("NVIDIA H200", [8, 9, 7, 8] * 4, power=150.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(
+                "python3 -m sglang.launch_server --model-path /m --pp-size 16 --tp-size 1 --disaggregation-mode prefill"
+            )
+            .write(
+                "server.log",
+                "".join(
+                    f"[2026-03-01 10:00:{n:02d} PP0] Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: "
+                    f"0, token usage: 0.05, "
+                    f"#running-req: 0, #queue-req: 0, #bootstrap-req: 3, #inflight-req: 1, input throughput "
+                    f"(token/s): 4000.0\n"
+                    for n in range(0, 50, 4)
+                ),
+            )
+            .bench({"concurrency": 1, "ttft_ms_mean": 26_000.0}, {"concurrency": 16, "ttft_ms_mean": 29_300.0})
+            .smi("NVIDIA H200", [8, 9, 7, 8] * 4, power=150.0, limit=700.0, clock=1980.0)
+        ),
         ("control-plane-latency",),
         ("TTFT", "29.3"),
         ("packed-slot", "few-requests", "not-idle-time"),
@@ -314,29 +394,39 @@ VARIANTS = [
     ),
     Variant(
         "metadata is sent to every rank in turn",
-        lambda m: m.launch("python -m gllm.entrypoints.api_server --pp 4 --model-path /m").notes(
-            pp_size=4, metadata_send_ms_per_rank=25, concurrent_requests=16
-        )
-        .bench({"concurrency": 16, "output_tok_s": 110.0, "itl_ms_mean": 145.0}),
+        lambda m: (
+            m.launch("python -m gllm.entrypoints.api_server --pp 4 --model-path /m")
+            .notes(pp_size=4, metadata_send_ms_per_rank=25, concurrent_requests=16)
+            .bench({"concurrency": 16, "output_tok_s": 110.0, "itl_ms_mean": 145.0})
+        ),
         ("control-plane-latency",),
         ("100",),
     ),
     # --------------------------------------------------------------------------------------------------- slow-link
     Variant(
         "tensor ranks over plain Ethernet",
-        lambda m: m.launch("vllm serve /models/Llama-3.1-70B-FP8 --tensor-parallel-size 2 --pipeline-parallel-size 1")
-        .vllm_stats(1, tok_s=4.0, extra="node1:12:34 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n")
-        .notes(network="1 GbE", num_hidden_layers=80, hidden_size=8192),
+        lambda m: (
+            m.launch("vllm serve /models/Llama-3.1-70B-FP8 --tensor-parallel-size 2 --pipeline-parallel-size 1")
+            .vllm_stats(1, tok_s=4.0, extra="node1:12:34 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n")
+            .notes(network="1 GbE", num_hidden_layers=80, hidden_size=8192)
+        ),
         ("slow-link",),
         ("NCCL_SOCKET_IFNAME", "eth0"),
         ("few-requests",),
     ),
-    Variant("hidden states on their way most of the round", lambda m: traces(m, [400.0] * 3, 1, 1, hop_us=900.0), ("slow-link",), ("0.9 ms",)),
+    Variant(
+        "hidden states on their way most of the round",
+        lambda m: traces(m, [400.0] * 3, 1, 1, hop_us=900.0),
+        ("slow-link",),
+        ("0.9 ms",),
+    ),
     Variant(
         "mining risers, every layer divided",
-        lambda m: m.launch("llama-server -m /m/llama-70b-Q4_K_M.gguf -ngl 999 --split-mode row -np 1")
-        .bench({"concurrency": 1, "output_tok_s": 8.0, "itl_ms_mean": 125.0})
-        .smi("Tesla P40", [30, 31, 29, 30], power=80.0, limit=250.0, clock=1531.0, memory=12_000.0, link=(1, 1)),
+        lambda m: (
+            m.launch("llama-server -m /m/llama-70b-Q4_K_M.gguf -ngl 999 --split-mode row -np 1")
+            .bench({"concurrency": 1, "output_tok_s": 8.0, "itl_ms_mean": 125.0})
+            .smi("Tesla P40", [30, 31, 29, 30], power=80.0, limit=250.0, clock=1531.0, memory=12_000.0, link=(1, 1))
+        ),
         ("slow-link",),
         ("x1",),
         ("few-requests", "packed-slot", "clock-throttle"),
@@ -344,28 +434,47 @@ VARIANTS = [
     # ----------------------------------------------------------------------------------------------- spin-deadlock
     Variant(
         "tokens frozen in two dumps, cards hot only by name",
-        lambda m: m.launch(SGLANG_PP4)
-        .write("a.prom", 'sglang:num_running_reqs{pp_rank="0"} 6.0\nsglang:realtime_tokens_total{mode="decode",pp_rank="0"} 5000\n')
-        .write("b.prom", 'sglang:num_running_reqs{pp_rank="0"} 6.0\nsglang:realtime_tokens_total{mode="decode",pp_rank="0"} 5000\n')
-        .smi(H100, [100] * 4, power=130.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .write(
+                "a.prom",
+                'sglang:num_running_reqs{pp_rank="0"} 6.0\nsglang:realtime_tokens_total{mode="decode",pp_rank="0"} 5000\n',  # noqa: E501
+            )
+            .write(
+                "b.prom",
+                'sglang:num_running_reqs{pp_rank="0"} 6.0\nsglang:realtime_tokens_total{mode="decode",pp_rank="0"} 5000\n',  # noqa: E501
+            )
+            .smi(H100, [100] * 4, power=130.0, limit=700.0, clock=1980.0)
+        ),
         ("spin-deadlock",),
         ("130 W",),
         ("packed-slot", "few-requests", "at-roofline"),
     ),
-    Variant("the log's throughput falls to nothing", lambda m: m.launch(VLLM_PP4).vllm_stats(5, stalled=4), ("spin-deadlock",), ("0.0 tok",)),
+    Variant(
+        "the log's throughput falls to nothing",
+        lambda m: m.launch(VLLM_PP4).vllm_stats(5, stalled=4),
+        ("spin-deadlock",),
+        ("0.0 tok",),
+    ),
     Variant(
         "a peer was killed and the others wait",
         lambda m: m.launch(VLLM_PP4).vllm_stats(
             5,
             stalled=2,
             extra="ERROR 03-01 10:09:00 Worker proc VllmWorker-3 died unexpectedly, exit code: -9\n"
-            "[rank0]:[E301] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=RECV) ran for 600010 milliseconds\n",
+            "[rank0]:[E301] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=RECV) ran for "
+            "600010 milliseconds\n",
         ),
         ("spin-deadlock",),
         ("died",),
     ),
     # -------------------------------------------------------------------------------------------- stage-divergence
-    Variant("two ranks decode different batches", lambda m: uneven_logs(m.launch("sglang serve --pp-size 2 --model-path /m")), ("stage-divergence",), ("batch 13",)),
+    Variant(
+        "two ranks decode different batches",
+        lambda m: uneven_logs(m.launch("sglang serve --pp-size 2 --model-path /m")),
+        ("stage-divergence",),
+        ("batch 13",),
+    ),
     # -------------------------------------------------------------------------------------------------- kv-limited
     Variant(
         "vLLM preempts",
@@ -384,12 +493,20 @@ VARIANTS = [
     ),
     Variant(
         "eight even stages refused as if each held the model",
-        lambda m: m.launch("vllm serve /m --pipeline-parallel-size 8 --max-model-len 202752").notes(num_hidden_layers=92).write(
-            "server.log",
-            "".join(f"(Worker_PP{n} pid=1) INFO 01-28 10:00:00 [gpu_worker.py:1] Available KV cache memory: 28.57 GiB\n" for n in range(8))
-            + "ERROR 01-28 10:00:01 ValueError: To serve at least one request with the models's max seq len (202752), (71.16 GiB KV cache "
-            "is needed, which is larger than the available KV cache memory (28.57 GiB). Based on the available memory, the estimated "
-            "maximum model length is 81392.\n",
+        lambda m: (
+            m.launch("vllm serve /m --pipeline-parallel-size 8 --max-model-len 202752")
+            .notes(num_hidden_layers=92)
+            .write(
+                "server.log",
+                "".join(
+                    f"(Worker_PP{n} pid=1) INFO 01-28 10:00:00 [gpu_worker.py:1] Available KV cache memory: 28.57 GiB\n"
+                    for n in range(8)
+                )
+                + "ERROR 01-28 10:00:01 ValueError: To serve at least one request with the models's max seq len (202752), (71.16 GiB KV cache "  # noqa: E501
+                "is needed, which is larger than the available KV cache memory (28.57 GiB). Based on the available "
+                "memory, the estimated "
+                "maximum model length is 81392.\n",
+            )
         ),
         ("kv-limited",),
         ("81392",),
@@ -398,79 +515,111 @@ VARIANTS = [
     Variant(
         "out of memory while loading",
         lambda m: m.launch("python3 -m sglang.launch_server --model-path /m/Qwen3-235B-A22B --pp-size 8").write(
-            "server.log", "[2026-03-01 10:00:00 PP7] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+            "server.log",
+            "[2026-03-01 10:00:00 PP7] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
         ),
         ("kv-limited",),
     ),
     # ----------------------------------------------------------------------------------------------- not-idle-time
     Variant(
         "one GPU's speed is noted, two are far slower",
-        lambda m: m.launch("python run.py  # AutoModelForCausalLM device_map='auto'").notes(one_gpu_tokens_per_s=60, gpus=2)
-        .bench({"concurrency": 1, "output_tok_s": 8.0, "itl_ms_mean": 125.0}),
+        lambda m: (
+            m.launch("python run.py  # AutoModelForCausalLM device_map='auto'")
+            .notes(one_gpu_tokens_per_s=60, gpus=2)
+            .bench({"concurrency": 1, "output_tok_s": 8.0, "itl_ms_mean": 125.0})
+        ),
         ("not-idle-time",),
         ("7.5",),
         ("few-requests", "pp-latency-expected"),
     ),
     Variant(
         "layers left on the CPU",
-        lambda m: m.launch("llama-server -m /m/70b.gguf -ngl 20 -np 1").write(
-            "server.log",
-            "load_tensors: offloaded 20/81 layers to GPU\nload_tensors: CUDA0 model buffer size = 9000.00 MiB\n"
-            "eval time = 51200.00 ms / 128 runs ( 400.00 ms per token, 2.50 tokens per second)\n",
-        )
-        .notes(gpus=2),
+        lambda m: (
+            m.launch("llama-server -m /m/70b.gguf -ngl 20 -np 1")
+            .write(
+                "server.log",
+                "load_tensors: offloaded 20/81 layers to GPU\nload_tensors: CUDA0 model buffer size = 9000.00 MiB\n"
+                "eval time = 51200.00 ms / 128 runs ( 400.00 ms per token, 2.50 tokens per second)\n",
+            )
+            .notes(gpus=2)
+        ),
         ("not-idle-time",),
         ("20/81",),
     ),
     # ---------------------------------------------------------------------------------------------- clock-throttle
     Variant(
         "one card of four is hot",
-        lambda m: m.launch(SGLANG_PP4).sglang_decode(4, 16).notes(clients=64)
-        .smi(A100, [60, 61, 99, 60], power=[250.0, 250.0, 180.0, 250.0], clock=[1410.0, 1410.0, 510.0, 1410.0]),
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .sglang_decode(4, 16)
+            .notes(clients=64)
+            .smi(A100, [60, 61, 99, 60], power=[250.0, 250.0, 180.0, 250.0], clock=[1410.0, 1410.0, 510.0, 1410.0])
+        ),
         ("clock-throttle",),
         ("510 MHz", "GPU 2"),
     ),
     Variant(
         "a power limit far below the rating",
-        lambda m: m.launch("vllm serve /m --pipeline-parallel-size 2").vllm_stats(16)
-        .smi("NVIDIA GeForce RTX 4090", [98, 97], power=149.0, limit=150.0, clock=1200.0, memory=20_000.0),
+        lambda m: (
+            m.launch("vllm serve /m --pipeline-parallel-size 2")
+            .vllm_stats(16)
+            .smi("NVIDIA GeForce RTX 4090", [98, 97], power=149.0, limit=150.0, clock=1200.0, memory=20_000.0)
+        ),
         ("clock-throttle",),
         ("-pl 450",),
     ),
     # ------------------------------------------------------------------------------------------------- at-roofline
     Variant(
         "one card reads its weights as fast as it can",
-        lambda m: m.launch("vllm serve /models/Qwen2.5-32B-Instruct-AWQ --max-num-seqs 1")
-        .bench({"concurrency": 1, "output_tok_s": 40.0, "itl_ms_mean": 25.0})
-        .smi("NVIDIA GeForce RTX 4090", [97], power=330.0, limit=450.0, clock=2600.0),
+        lambda m: (
+            m.launch("vllm serve /models/Qwen2.5-32B-Instruct-AWQ --max-num-seqs 1")
+            .bench({"concurrency": 1, "output_tok_s": 40.0, "itl_ms_mean": 25.0})
+            .smi("NVIDIA GeForce RTX 4090", [97], power=330.0, limit=450.0, clock=2600.0)
+        ),
         ("at-roofline",),
         absent=("few-requests", "launch-bound"),
     ),
     Variant(
         "four full stages",
-        lambda m: m.launch(VLLM_PP4).vllm_stats(96, tok_s=3000.0).smi(H100, [97, 96, 97, 95], power=610.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(VLLM_PP4)
+            .vllm_stats(96, tok_s=3000.0)
+            .smi(H100, [97, 96, 97, 95], power=610.0, limit=700.0, clock=1980.0)
+        ),
         ("at-roofline",),
         ("no bubble",),
         ("ring-order", "packed-slot", "imbalance", "insufficient-evidence"),
     ),
-    Variant("traces of a full pipeline", lambda m: traces(m.notes(concurrent_requests=32), [900.0] * 4, 8, 4), ("at-roofline",)),
+    Variant(
+        "traces of a full pipeline",
+        lambda m: traces(m.notes(concurrent_requests=32), [900.0] * 4, 8, 4),
+        ("at-roofline",),
+    ),
     # ----------------------------------------------------------------------------------------- pp-latency-expected
     Variant(
         "one request, two GPUs as fast as one",
-        lambda m: m.bench({"concurrency": 1, "e2e_s": 11.51, "gpus": 1}, {"concurrency": 1, "e2e_s": 11.3, "gpus": 2}).notes(model="Llama 7B"),
+        lambda m: m.bench(
+            {"concurrency": 1, "e2e_s": 11.51, "gpus": 1}, {"concurrency": 1, "e2e_s": 11.3, "gpus": 2}
+        ).notes(model="Llama 7B"),
         ("pp-latency-expected",),
         absent=("insufficient-evidence", "not-idle-time"),
     ),
     Variant(
         "tensor ranks halve the time per token, stages do not",
         lambda m: m.bench(
-            {"concurrency": 1, "tpot_ms": 162.4, "layout": "tp2 pp1"}, {"concurrency": 1, "tpot_ms": 331.0, "layout": "tp1 pp2"}
+            {"concurrency": 1, "tpot_ms": 162.4, "layout": "tp2 pp1"},
+            {"concurrency": 1, "tpot_ms": 331.0, "layout": "tp1 pp2"},
         ).notes(gpu="GB10", gpus=2),
         ("pp-latency-expected",),
         ("tp=2",),
     ),
     # --------------------------------------------------------------------------------------- insufficient-evidence
-    Variant("a command line alone", lambda m: m.launch(SGLANG_PP4), ("insufficient-evidence",), ("concurrency", "nvidia-smi")),
+    Variant(
+        "a command line alone",
+        lambda m: m.launch(SGLANG_PP4),
+        ("insufficient-evidence",),
+        ("concurrency", "nvidia-smi"),
+    ),
     Variant(
         "two traces of four",
         lambda m: [m.trace(rank, 4, pipeline_intervals([900.0] * 4, 1, 20)[rank]) for rank in (0, 2)],
@@ -486,13 +635,20 @@ VARIANTS = [
     ),
     Variant(
         "throughput with and without stages, load unknown",
-        lambda m: m.launch(VLLM_PP4).bench({"output_tok_s": 800.0, "ttft_ms_mean": 100.0, "pp": 1}, {"output_tok_s": 810.0, "ttft_ms_mean": 90.0, "pp": 4}),
+        lambda m: m.launch(VLLM_PP4).bench(
+            {"output_tok_s": 800.0, "ttft_ms_mean": 100.0, "pp": 1},
+            {"output_tok_s": 810.0, "ttft_ms_mean": 90.0, "pp": 4},
+        ),
         ("insufficient-evidence",),
     ),
     # --------------------------------------------------------------------------------------------------- negatives
     Variant(
         "a lone long prefill moves prompt tokens: no hang",
-        lambda m: m.launch(VLLM_PP4).vllm_metrics("1.prom", running=1, tokens=500, prompt=1000).vllm_metrics("2.prom", running=1, tokens=500, prompt=9000),
+        lambda m: (
+            m.launch(VLLM_PP4)
+            .vllm_metrics("1.prom", running=1, tokens=500, prompt=1000)
+            .vllm_metrics("2.prom", running=1, tokens=500, prompt=9000)
+        ),
         ("few-requests",),
         absent=("spin-deadlock",),
     ),
@@ -510,26 +666,39 @@ VARIANTS = [
     ),
     Variant(
         "idle after work, health checks go on: no hang",
-        lambda m: m.launch(SGLANG_PP4)
-        .sglang_decode(4, 4)
-        .write("health.log", '[2026-03-01 12:00:00] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n')
-        .notes(clients=16),
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .sglang_decode(4, 4)
+            .write("health.log", '[2026-03-01 12:00:00] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n')
+            .notes(clients=16)
+        ),
         ("insufficient-evidence",),
         absent=("spin-deadlock", "packed-slot"),
     ),
     Variant(
         "a card at its rated power chooses its clock",
-        lambda m: m.launch("vllm serve /m --pipeline-parallel-size 2").vllm_stats(32, tok_s=400.0)
-        .smi("NVIDIA L4", [99, 98], power=71.5, limit=72.0, clock=1000.0, memory=20_000.0),
+        lambda m: (
+            m.launch("vllm serve /m --pipeline-parallel-size 2")
+            .vllm_stats(32, tok_s=400.0)
+            .smi("NVIDIA L4", [99, 98], power=71.5, limit=72.0, clock=1000.0, memory=20_000.0)
+        ),
         ("at-roofline",),
         absent=("clock-throttle",),
     ),
     Variant(
         "slow link, but a pipeline that hardly uses it",
-        lambda m: m.launch("llama-server -m /m/llama-70b-Q4_K_M.gguf -ngl 999 --split-mode layer -np 1")
-        .bench({"concurrency": 1, "output_tok_s": 17.0, "itl_ms_mean": 59.0})
-        .smi(
-            "NVIDIA GeForce RTX 3090", [49, 50], power=200.0, limit=350.0, clock=1700.0, memory=20_000.0, link=[(3, 16), (1, 4)]
+        lambda m: (
+            m.launch("llama-server -m /m/llama-70b-Q4_K_M.gguf -ngl 999 --split-mode layer -np 1")
+            .bench({"concurrency": 1, "output_tok_s": 17.0, "itl_ms_mean": 59.0})
+            .smi(
+                "NVIDIA GeForce RTX 3090",
+                [49, 50],
+                power=200.0,
+                limit=350.0,
+                clock=1700.0,
+                memory=20_000.0,
+                link=[(3, 16), (1, 4)],
+            )
         ),
         ("few-requests", "pp-latency-expected"),
         ("link:",),
@@ -537,14 +706,22 @@ VARIANTS = [
     ),
     Variant(
         "waiting requests but a cache with room",
-        lambda m: m.launch(VLLM_PP4 + " --max-num-seqs 8").vllm_stats(8, 40, kv=12.0).smi(H100, [25, 25, 24, 26], power=250.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch(VLLM_PP4 + " --max-num-seqs 8")
+            .vllm_stats(8, 40, kv=12.0)
+            .smi(H100, [25, 25, 24, 26], power=250.0, limit=700.0, clock=1980.0)
+        ),
         ("packed-slot",),
         absent=("kv-limited",),
     ),
     Variant(
         "eight requests in eight slots on eight stages",
-        lambda m: m.launch("sglang serve --model-path /m --pp-size 8 --pp-max-micro-batch-size 1").sglang_decode(8, 1).notes(clients=8)
-        .smi(H100, [88, 90, 91, 89, 90, 91, 90, 89], power=500.0, limit=700.0, clock=1980.0),
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 8 --pp-max-micro-batch-size 1")
+            .sglang_decode(8, 1)
+            .notes(clients=8)
+            .smi(H100, [88, 90, 91, 89, 90, 91, 90, 89], power=500.0, limit=700.0, clock=1980.0)
+        ),
         ("at-roofline", "insufficient-evidence"),
         absent=("packed-slot", "few-requests", "ring-order"),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +174,11 @@ def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> 
     if account.is_account(tree):
         evidence.accounts.append(account.read(tree, file.name))
         return FileNote(file.name, "fullbore account", True, f"{len(tree['stages'])} stages")
+    if isinstance(tree, list) and tree and all(isinstance(word, str) for word in tree):
+        found_launches = launch.read([(1, shlex.join(tree))], file.name)
+        evidence.launches += found_launches
+        if found_launches:
+            return FileNote(file.name, Kind.LAUNCH, True, found_launches[0].engine)
     rows = bench.rows_of(tree)
     if rows:
         evidence.bench += bench.read(rows, file.name, text)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fullbore.explain.facts import Source
 
-_KEPT = 30_000
+KEPT = 30_000  # batches of each rank; up to twice as many are held
 
 
 class Batch(NamedTuple):
@@ -51,10 +51,10 @@ class BatchSequence:
             self.files.append(source.file)
         self._values.extend(batch)
         self._lines.append((len(self.files) - 1) << 40 | (source.line or 0))
-        if len(self._lines) >= 2 * _KEPT:
-            del self._values[: _KEPT * 5]
-            del self._lines[:_KEPT]
-            self.dropped += _KEPT
+        if len(self._lines) >= 2 * KEPT:
+            del self._values[: KEPT * 5]
+            del self._lines[:KEPT]
+            self.dropped += KEPT
 
     def __len__(self) -> int:
         return len(self._lines)

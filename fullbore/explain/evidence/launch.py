@@ -127,10 +127,10 @@ def _logical_lines(lines: Iterable[Line]) -> Iterator[Line]:
     pieces: list[str] = []
     for line_number, line in lines:
         bare = line.strip()
-        is_flag_line = bool(re.match(r"^(?:-\s+)?[\"']?--?[A-Za-z]", bare)) or bool(
-            re.match(r"^-\s+[\"']?[\w./]+", bare)
-        )
-        continues = bool(pieces) and (pieces[-1].endswith("\\") or (is_flag_line and engine_of(" ".join(pieces))))
+        is_item = bool(re.match(r"^-\s+[\"']?[\w./-]", bare))  # of a YAML list
+        is_flag_line = bool(re.match(r"^[\"']?--?[A-Za-z]", bare))
+        follows_engine = is_flag_line and bool(pieces) and engine_of(" ".join(pieces)) is not None
+        continues = bool(pieces) and (pieces[-1].endswith("\\") or is_item or follows_engine)
         if not continues and pieces:
             yield start, _joined(pieces)
             pieces = []

@@ -8,9 +8,11 @@ from fullbore.explain.facts import Reading, Source
 from fullbore.explain.series import Series
 
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU|layers\.model=(\d+) layers\.offload=(\d+)")
-_BUFFER = re.compile(r"\b((?:CUDA|ROCm|Vulkan)\d+|CPU\w*|RPC\[[^\]]*\])\s+model buffer size\s*=\s*([\d.]+) MiB")
-_EVAL = re.compile(r"(?<!prompt )\beval time\s*=.*?\(\s*([\d.]+) ms per token,\s*([\d.]+) tokens per second")
-_PROMPT_EVAL = re.compile(r"prompt eval time\s*=\s*([\d.]+) ms /\s*(\d+) tokens")
+_BUFFER = re.compile(r"\b((?:CUDA|ROCm|Vulkan)\d+|CPU\w*|RPC\[[^\]]*\])\s+model buffer size\s*=\s*(\d+(?:\.\d+)?) MiB")
+_EVAL = re.compile(
+    r"(?<!prompt )\beval time\s*=.*?\(\s*(\d+(?:\.\d+)?) ms per token,\s*(\d+(?:\.\d+)?) tokens per second"
+)
+_PROMPT_EVAL = re.compile(r"prompt eval time\s*=\s*(\d+(?:\.\d+)?) ms /\s*(\d+) tokens")
 _SLOTS = re.compile(r"\bn_(?:parallel|slots|seq_max)\s*=\s*(\d+)|--parallel (\d+)|initializing slots, n_slots = (\d+)")
 _LAYERS = re.compile(r"\bn_layer\s*=\s*(\d+)")
 _HIDDEN = re.compile(r"\bn_embd\s*=\s*(\d+)")

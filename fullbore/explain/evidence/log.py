@@ -33,12 +33,16 @@ class LogReadings:
             time_s = log_time_s(line)
             if time_s is not None and (self.last_line_s is None or time_s >= self.last_line_s):
                 self.last_line_s, self.last_line_at = time_s, source
-            is_known = (
-                self.sglang.read_line(line, source, time_s)
-                or self.vllm.read_line(line, source, time_s)
-                or self.llama.read_line(line, source)
-            )
-            is_settings = "server_args" in line or "with config" in line  # they name everything, and mean nothing by it
-            if (not is_settings and self.marks.read_line(line, source)) or is_known:
+            try:
+                is_known = (
+                    self.sglang.read_line(line, source, time_s)
+                    or self.vllm.read_line(line, source, time_s)
+                    or self.llama.read_line(line, source)
+                )
+            except ValueError:  # a number with thousands of digits: the line is damaged
+                continue
+            # Batch lines have nothing else to say; settings name everything, and mean nothing by it.
+            has_no_marks = " batch" in line or "server_args" in line or "with config" in line
+            if (not has_no_marks and self.marks.read_line(line, source)) or is_known:
                 self.known_lines += 1
         return self.known_lines - before

@@ -13,14 +13,20 @@ _SEARCHED_CHARS = 90
 
 def log_time_s(line: str) -> float | None:
     """Seconds of the first timestamp near the start of a line; lines without a year are taken to be of one year."""
-    match = _ISO.search(line, 0, _SEARCHED_CHARS)
+    if line.startswith("[20"):  # SGLang's lines, of which there can be millions
+        return _seconds_of(line[:21])
+    return _seconds_of(line[:_SEARCHED_CHARS])
+
+
+@lru_cache(maxsize=1024)
+def _seconds_of(text: str) -> float | None:
+    match = _ISO.search(text)
     if match is not None:
         return _seconds(match.groups())
-    match = _NO_YEAR.search(line, 0, _SEARCHED_CHARS)
+    match = _NO_YEAR.search(text)
     return _seconds(("2000", *match.groups())) if match is not None else None
 
 
-@lru_cache(maxsize=4096)
 def _seconds(parts: tuple[str, ...]) -> float | None:
     try:
         year, month, day, hour, minute, second = (int(part) for part in parts)

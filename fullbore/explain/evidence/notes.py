@@ -9,6 +9,7 @@ from fullbore.explain.facts import Reading, Source
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 _MAX_NOTES = 500
+_LARGEST = 1e18  # larger ones are typing errors
 
 
 def read(tree: dict[str, Any], file: str, text: str) -> dict[str, Reading]:
@@ -26,7 +27,7 @@ def _flatten(tree: dict[str, Any], prefix: str, file: str, lines: list[str], not
         path = f"{prefix}{key}"
         if isinstance(value, dict):
             _flatten(value, f"{path}.", file, lines, notes)
-        elif value is not None:
+        elif value is not None and not (isinstance(value, int | float) and abs(value) >= _LARGEST):
             notes[path] = Reading(path, value, Source(file, _line_of(f'"{key}"', lines)))
 
 
@@ -36,12 +37,11 @@ def _line_of(needle: str, lines: list[str]) -> int | None:
 
 def numbers_in(value: Any) -> list[float]:
     """The numbers in a note: 40.0 -> [40], "24 to 28" -> [24, 28], [291, 290] -> [291, 290]."""
-    if isinstance(value, bool):
-        return []
-    if isinstance(value, int | float):
-        return [float(value)]
-    if isinstance(value, list):
-        return [float(v) for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
+    found: list[float] = []
     if isinstance(value, str):
-        return [float(n.replace(",", "")) for n in _NUMBER.findall(value) if n.strip(",")]
-    return []
+        found = [float(n.replace(",", "")) for n in _NUMBER.findall(value)]
+    else:
+        for v in value if isinstance(value, list) else [value]:
+            if isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _LARGEST:
+                found.append(float(v))
+    return [n for n in found if n < _LARGEST]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from fullbore.explain.evidence.batch_sequence import Batch, BatchSequence
 from fullbore.explain.facts import Reading, Source
 from fullbore.explain.series import Series
 
-_PREFIX = re.compile(r"^\[(?P<labels>[^\]]{10,80})\]")
-_LABEL = re.compile(r"\b(PP|TP|DP)(\d+)\b")
-_VALUE = re.compile(r"(#?[a-zA-Z][\w-]*(?: [a-zA-Z]+)*)(?: \([^)]*\))?: (-?\d+(?:\.\d+)?|True|False)")
-_WEIGHTS = re.compile(r"Load weight end\..*?mem usage=([\d.]+) ?GB")
+_LABEL = re.compile(r"\b(PP|TP)(\d{1,4})\b")
+_WEIGHTS = re.compile(r"Load weight end\..*?mem usage=(\d+(?:\.\d+)?) ?GB")
 _KV = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+)")
-_KV_SIZES = re.compile(r"(?:KV|K|V) size: ([\d.]+) GB")
+_KV_SIZES = re.compile(r"(?:KV|K|V) size: (\d+(?:\.\d+)?) GB")
 _SERVER_ARGS = re.compile(r"server_args\s*=\s*(?:ServerArgs\()?")
 _ARGUMENT = re.compile(r"'?(\w+)'?\s*[=:]\s*('[^']*'|\"[^\"]*\"|None|True|False|-?\d[\d.e+-]*)")
 _CAPACITY = re.compile(r"max_total_num_tokens=(\d+).*?max_running_requests=(\d+)")
@@ -95,8 +94,7 @@ class SglangLog:
         return False
 
     def _rank(self, line: str, source: Source) -> RankLog:
-        prefix = _PREFIX.match(line)
-        labels = dict(_LABEL.findall(prefix["labels"])) if prefix else {}
+        labels = _labels(line)
         number = int(labels.get("PP", 0))
         if "PP" in labels:
             self.has_pp_labels = True
@@ -116,10 +114,9 @@ class SglangLog:
             self.settings.setdefault(name, Reading(name, literal(value), source))
 
     def _read_batch(self, line: str, source: Source, time_s: float | None) -> None:
-        prefix = _PREFIX.match(line)
-        if prefix is not None and re.search(r"\bTP[1-9]", prefix["labels"]):
+        if _labels(line).get("TP", "0") != "0":
             return  # all tensor ranks of a stage print the same
-        values = dict(_VALUE.findall(line))
+        values = _values(line)
         rank = self._rank(line, source)
         is_prefill = "Prefill batch" in line
         batch = Batch(
@@ -135,12 +132,33 @@ class SglangLog:
         rank.outstanding = batch.queued
         for name in ("token usage", "full token usage"):
             if name in values:
-                rank.token_usage.add(float(values[name]))
+                _add(rank.token_usage, values[name])
                 break
         if is_prefill:
             _take_prefill(rank, batch, values, source)
         else:
             _take_decode(rank, batch, values, source)
+
+
+def _labels(line: str) -> dict[str, str]:
+    """{"PP": "1", "TP": "0"} of a line that begins with [time PP1 TP0]."""
+    return _labels_of(line[21 : line.find("]", 0, 90) + 1] if line.startswith("[") else "")
+
+
+@lru_cache(maxsize=1024)
+def _labels_of(text: str) -> dict[str, str]:
+    return dict(_LABEL.findall(text))
+
+
+def _values(line: str) -> dict[str, str]:
+    """`#queue-req: 0`, `gen throughput (token/s): 20.43` -> name without unit, value."""
+    values = {}
+    for part in line.split(","):
+        name, _, value = part.rpartition(": ")
+        if name:
+            name = name.rpartition(". ")[2].strip()  # older versions: "Decode batch. #running-req: 4"
+            values[name.partition(" (")[0]] = value.strip()
+    return values
 
 
 def _take_prefill(rank: RankLog, batch: Batch, values: dict[str, str], source: Source) -> None:
@@ -153,14 +171,14 @@ def _take_prefill(rank: RankLog, batch: Batch, values: dict[str, str], source: S
     if batch.running == 0 and batch.new_seqs > largest:
         rank.burst_into_empty_slot = Reading("#new-seq", batch.new_seqs, source)
     if "input throughput" in values:
-        rank.prefill_tok_s.add(float(values["input throughput"]))
+        _add(rank.prefill_tok_s, values["input throughput"])
 
 
 def _take_decode(rank: RankLog, batch: Batch, values: dict[str, str], source: Source) -> None:
     rank.decode_at = rank.decode_at or source
     rank.decode_running.add(batch.running)
     if "gen throughput" in values:
-        rank.gen_tok_s.add(float(values["gen throughput"]))
+        _add(rank.gen_tok_s, values["gen throughput"])
     for name in ("cuda graph", "cpu graph", "npu graph"):
         if name in values:
             rank.is_cpu = rank.is_cpu or name == "cpu graph"
@@ -169,6 +187,16 @@ def _take_decode(rank: RankLog, batch: Batch, values: dict[str, str], source: So
             else:
                 rank.graph_off += 1
                 rank.graph_off_at = rank.graph_off_at or source
+
+
+def _add(series: Series, text: str) -> None:
+    """A number, unless the line is damaged."""
+    try:
+        value = float(text)
+    except ValueError:
+        return
+    if 0 <= value < 1e12:
+        series.add(value)
 
 
 def literal(text: str) -> object:
@@ -190,6 +218,7 @@ def literal(text: str) -> object:
 
 def _int(text: str | None, default: int) -> int:
     try:
-        return int(float(text)) if text is not None else default
+        value = int(float(text)) if text is not None else default
     except (ValueError, OverflowError):
         return default
+    return value if abs(value) < 1 << 40 else default  # a damaged line

@@ -12,7 +12,7 @@ from fullbore.explain.facts import Source
 _NAME = re.compile(r"^\|\s*(\d+)\s+(\S.*?)\s+(?:On|Off|N/A)\s*\|\s*[0-9A-Fa-f]+:[0-9A-Fa-f]+:")
 _POWER = re.compile(r"(\d+)W\s*/\s*(\d+|N/A)W?")
 _MEMORY = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
-_UTILISATION = re.compile(r"\|\s*(\d+)%\s+\w")
+_UTILISATION = re.compile(r"MiB\s*\|\s*(\d+)%")
 _TEMPERATURE = re.compile(r"\b(\d+)C\b")
 
 

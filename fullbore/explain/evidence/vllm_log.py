@@ -10,25 +10,26 @@ from fullbore.explain.facts import Reading, Source
 from fullbore.explain.series import Series
 
 _STATS = re.compile(
-    r"(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+    r"(?:Engine (\d+): )?Avg prompt throughput: (\d+(?:\.\d+)?) tokens/s, "
+    r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, "
     r"Running: (\d+) reqs(?:, Swapped: \d+ reqs)?, (?:Waiting|Pending): (\d+) reqs"
 )
-_KV_USAGE = re.compile(r"(?:GPU )?KV cache usage: ([\d.]+)%")
+_KV_USAGE = re.compile(r"(?:GPU )?KV cache usage: (\d+(?:\.\d+)?)%")
 _CONFIG = re.compile(r"Initializing an? (?:V\d )?LLM engine \(v?([\w.+-]+)\) with config:? ?(.*)")
 _SETTING = re.compile(r"\b(\w+)=('[^']*'|\"[^\"]*\"|None|True|False|-?\d[\d.e+-]*)")
 _NON_DEFAULT = re.compile(r"non-default args: \{(.*)\}")
 _NON_DEFAULT_SETTING = re.compile(r"'(\w+)': ('[^']*'|None|True|False|-?\d[\d.e+-]*)")
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
-_KV_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-_KV_AVAILABLE = re.compile(r"Available KV cache memory: (-?[\d.]+) Gi?B")
-_WEIGHTS = re.compile(r"[Mm]odel (?:loading|weights) took ([\d.]+) ?Gi?B")
+_KV_TOKENS = re.compile(r"GPU KV cache size: (\d[\d,]*) tokens")
+_KV_CONCURRENCY = re.compile(r"Maximum concurrency for (\d[\d,]*) tokens per request: (\d+(?:\.\d+)?)x")
+_KV_AVAILABLE = re.compile(r"Available KV cache memory: (-?\d+(?:\.\d+)?) Gi?B")
+_WEIGHTS = re.compile(r"[Mm]odel (?:loading|weights) took (\d+(?:\.\d+)?) ?Gi?B")
 _KV_NEEDED = re.compile(
-    r"max(?:imum)? seq(?:uence)? len\w* \((\d+)\).*?\(?([\d.]+) GiB KV cache is needed, which is larger than the "
-    r"available KV cache memory \(([\d.]+) GiB\)"
+    r"max(?:imum)? seq(?:uence)? len\w* \((\d+)\).*?\(?(\d+(?:\.\d+)?) GiB KV cache is needed, which is larger than "
+    r"the available KV cache memory \((\d+(?:\.\d+)?) GiB\)"
 )
 _ESTIMATED = re.compile(r"estimated maximum model length is (\d+)")
 _STAGE = re.compile(r"\(\w*Worker\w*?[_ ](?:TP\d+_)?PP(\d+)|\bPP(\d+)\b|\bpp_rank=(\d+)|\(Worker(?:Proc)?_?(\d+)\b")
-_UNEVEN = re.compile(r"[Hh]idden layers were unevenly partitioned: \[([\d, ]+)\]")
+_UNEVEN = re.compile(r"[Hh]idden layers were unevenly partitioned: \[(\d+(?:, ?\d+)*)\]")
 
 
 @dataclass
@@ -104,7 +105,7 @@ class VllmLog:
 
     def _read_memory(self, line: str, source: Source) -> bool:
         if "KV cache" in line or "model length" in line:
-            if (match := _KV_NEEDED.search(line)) is not None:
+            if (match := _KV_NEEDED.search(line)) is not None and int(match[1]) > 0 and float(match[2]) > 0:
                 estimate = _ESTIMATED.search(line)
                 self.kv_refusal = KvRefusal(
                     int(match[1]), float(match[2]), float(match[3]), int(estimate[1]) if estimate else None, source

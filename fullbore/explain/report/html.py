@@ -89,7 +89,7 @@ def _plots(s: Situation) -> list[str]:
     loaded = [gpu for gpu in s.gpus if gpu.load.power_w]
     if loaded:
         limit = max(gpu.power_limit_w or gpu.load.power_w.maximum for gpu in loaded)
-        labels = [gpu.label for gpu in loaded]
+        labels = [s.evidence.masker.mask(gpu.label) for gpu in loaded]
         plots.append(svg.bars("Power under load", labels, [gpu.load.power_w.mean for gpu in loaded], limit, "W"))
     points = [
         (float(row.concurrency), row.output_tok_s) for row in s.evidence.bench if row.concurrency and row.output_tok_s

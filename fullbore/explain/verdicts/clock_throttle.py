@@ -87,6 +87,8 @@ def _reference(s: Situation, gpu: Gpu) -> tuple[float, Fact, bool] | None:
     ):
         return None
     clock = gpu.load.sm_clock_mhz.median
+    if clock <= 0:
+        return None
     history = _noted_clock(s)
     if history is not None and clock < _LOW_WITH_HISTORY * history.number:
         return history.number, history, True

@@ -7,7 +7,7 @@ then whatever the evidence supports best. Verdicts that exclude each other are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fullbore.explain.facts import Fact
@@ -81,7 +81,7 @@ class Judgement:
 
 def judge(s: Situation) -> Judgement:
     """Weighs all rules on one situation."""
-    findings = _merged([*(found for rule in RULES if (found := rule(s)) is not None), *from_experiments(s)])
+    findings = _merged([*_findings(s), *from_experiments(s)])
     for verdict, fact in refuted(s):
         for finding in findings:
             if finding.id == verdict:
@@ -104,6 +104,18 @@ def judge(s: Situation) -> Judgement:
     if primary.id == "slow-link":
         aside = [fact for fact in aside if not fact.text.startswith("link:")]
     return Judgement(verdicts, aside, weak, missing)
+
+
+def _findings(s: Situation) -> Iterator[Finding]:
+    for rule in RULES:
+        try:
+            finding = rule(s)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # Evidence is anything that a user has: one rule that trips over it must not hide what the others see.
+            s.evidence.problems.append(f"the rule {rule.__name__} failed on these values ({error!r}): please report it")
+            continue
+        if finding is not None:
+            yield finding
 
 
 def _tier(finding: Finding) -> int:

@@ -105,7 +105,7 @@ def _degraded(s: Situation) -> Finding | None:
 
 
 def _degraded_gpu(s: Situation) -> Gpu | None:
-    known = [gpu for gpu in s.gpus if gpu.load.link_gen and gpu.load.link_width and _is_meaningful(gpu)]
+    known = [gpu for gpu in s.gpus if _has_link(gpu)]
     if not known:
         return None
     slowest = min(known, key=_bandwidth)
@@ -117,7 +117,7 @@ def _degraded_gpu(s: Situation) -> Gpu | None:
 
 
 def _is_crippled(s: Situation, gpu: Gpu) -> bool:
-    best = max(_bandwidth(other) for other in s.gpus if other.load.link_gen and other.load.link_width)
+    best = max(_bandwidth(other) for other in s.gpus if _has_link(other))
     card = find_card(gpu.name)
     full = link_bytes_s(card.link_gen, card.link_width) if card is not None else best
     return _bandwidth(gpu) <= _CRIPPLED * max(best, full)
@@ -132,13 +132,15 @@ def _step(s: Situation) -> Fact | None:
     return s.speed.step_ms or s.speed.lone_ms
 
 
-def _is_meaningful(gpu: Gpu) -> bool:
+def _has_link(gpu: Gpu) -> bool:
+    """Is the link under load known, and is it what the GPU is connected by?"""
     card = find_card(gpu.name)
-    return card is None or card.link_is_meaningful
+    is_meaningful = card is None or card.link_is_meaningful
+    return is_meaningful and bool(gpu.load.link_gen) and bool(gpu.load.link_width) and _bandwidth(gpu) > 0
 
 
 def _slowest(s: Situation) -> tuple[Gpu, float] | None:
-    known = [gpu for gpu in s.gpus if gpu.load.link_gen and gpu.load.link_width and _is_meaningful(gpu)]
+    known = [gpu for gpu in s.gpus if _has_link(gpu)]
     if not known:
         return None
     gpu = min(known, key=_bandwidth)
