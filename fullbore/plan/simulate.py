@@ -55,9 +55,12 @@ def simulate(
 
 
 def kv_blocks_for(workload: Workload, page_size: int = 16) -> int:
-    """KV blocks with which no request of the workload ever waits for memory."""
+    """KV blocks with which no request of the workload ever waits for memory.
+
+    One more for each than it fills, since the scheduler admits nobody into the room that others may want next.
+    """
     longest = max(job.prompt_tokens + job.output_tokens for job in workload.jobs)
-    return ceil(longest / page_size) * (workload.concurrency or len(workload.jobs)) + 1
+    return (ceil(longest / page_size) + 1) * (workload.concurrency or len(workload.jobs))
 
 
 def _largest_micro_batch(config: SchedulerConfig, workload: Workload) -> int:

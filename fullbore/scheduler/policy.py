@@ -24,6 +24,9 @@ _MIN_GAIN = 1.015
 # Delaying one request's first token by a second is as bad as delaying so many decoding requests by a second.
 _FIRST_TOKEN_WEIGHT = 4
 
+# Chunks of one prompt whose costs differ by no more than this share are left alike.
+_EVEN_ENOUGH = 0.05
+
 
 def decode_cycle_s(costs: CostModel, num_requests: int, num_micro_batches: int) -> float:
     """Predicted seconds in which each of `num_requests` gets one token."""
@@ -100,15 +103,18 @@ def prefill_depth(costs: CostModel, num_stages: int, quota_tokens: int, limit: i
 
 
 def chunk_tokens(costs: CostModel, quota_tokens: int, context: int) -> int:
-    """Tokens after `context` earlier ones that cost what `quota_tokens` at the start of a prompt cost.
+    """Tokens after `context` earlier ones that cost about what `quota_tokens` at the start of a prompt cost.
 
-    Solves f(L+x) - f(L) = f(quota) - f(0) for x with f(l) = a·l² + b·l; at least quota/8, so that an extreme context
-    cannot grind a prompt to crumbs.
+    Solves f(L+x) - f(L) = f(quota) - f(0) for x with f(l) = a·l² + b·l, where the right side has a little more, so that
+    a fit to costs that hardly depend on tokens means nothing; at least quota/8, so that an extreme context cannot grind
+    a prompt to crumbs.
     """
     fit = costs.slowest_prefill()
     if context == 0 or not costs.knows_prefill or fit.per_token_pair_s == 0:
         return quota_tokens
     a, b = fit.per_token_pair_s, fit.per_token_s
+    first_s = fit.chunk_s(quota_tokens)
+    first_s += _EVEN_ENOUGH * (first_s + costs.fixed_s())
     slope = b + 2 * a * context
-    x = (-slope + sqrt(slope * slope + 4 * a * fit.chunk_s(quota_tokens))) / (2 * a)
-    return max(int(x), ceil(quota_tokens / 8), 1)
+    x = (-slope + sqrt(slope * slope + 4 * a * first_s)) / (2 * a)
+    return min(max(round(x), ceil(quota_tokens / 8), 1), quota_tokens)
