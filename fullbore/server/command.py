@@ -93,9 +93,9 @@ def _url(sock: socket.socket) -> str:
 def _curl(state: ServerState, url: str) -> str:
     if state.tokenizer.has_chat_template:
         path = "chat/completions"
-        body = {"model": state.model_name, "messages": [{"role": "user", "content": "What is a pipeline?"}]}
+        body = {"messages": [{"role": "user", "content": "What is a pipeline?"}], "max_tokens": 100}
     else:
         path = "completions"
-        body = {"model": state.model_name, "prompt": "A pipeline is"}
+        body = {"prompt": "A pipeline is", "max_tokens": 100}
     key = ' -H "Authorization: Bearer $FULLBORE_API_KEY"' if state.config.api_key else ""
     return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
