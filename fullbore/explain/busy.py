@@ -13,6 +13,7 @@ from fullbore.explain.evidence import Evidence
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, Source, show
+from fullbore.explain.progress import seconds_between_dumps
 from fullbore.explain.trace_timeline import Timeline
 
 HIGH_UTILISATION = 0.7
@@ -81,6 +82,17 @@ def _from_metrics(evidence: Evidence, num_stages: int | None) -> Busy | None:
     dumps = sorted(evidence.metrics, key=lambda dump: dump.file)
     if not dumps:
         return None
+    seconds = seconds_between_dumps(evidence)
+    for name in ("fullbore_stage_busy_seconds_total", "sglang:forward_execution_seconds_total"):
+        before, after = dumps[0].by_stage(name), dumps[-1].by_stage(name)
+        if len(dumps) > 1 and seconds and after and sorted(before) == sorted(after) == list(range(len(after))):
+            shares = [min(max(after[n][0] - before[n][0], 0.0) / seconds, 1.0) for n in range(len(after))]
+            if (num_stages is None or len(shares) == num_stages) and max(shares) > 0:
+                facts = [
+                    Fact(f"stage {n} works {share:.0%} of the time", share, Source(dumps[-1].file, after[n][1]))
+                    for n, share in enumerate(shares)
+                ]
+                return Busy(shares, "engine counters", facts)
     occupancy = dumps[-1].by_stage("sglang:fwd_occupancy")
     if occupancy and (num_stages is None or len(occupancy) == num_stages) and max(v for v, _ in occupancy.values()) > 0:
         scale = 100 if max(v for v, _ in occupancy.values()) > 1.5 else 1

@@ -16,16 +16,16 @@ def spread_over_micro_batches(s: Situation, in_flight: int) -> list[str]:
         live = f'{{"server_args": {{"pp_max_micro_batch_size": {size}}}}}'
         return [
             f"--pp-max-micro-batch-size {size}   (⌈{in_flight} / {stages}⌉: at most so many requests in one "
-            f"micro-batch)",
-            f"on the running server, for requests that come from then on: curl -X POST "
+            "micro-batch)",
+            "on the running server, for requests that come from then on: curl -X POST "
             f"http://HOST:PORT/set_internal_state -H 'Content-Type: application/json' -d '{live}'",
         ]
     if s.engine == "vllm":
         limit = max(stages * in_flight, 2 * stages)
         return [
             f"--max-num-seqs {limit}   (it limits all running requests, not one micro-batch: {in_flight} fit into "
-            f"one, and "
-            f"the other {stages - 1} stages stay empty; with more running, they are divided over {stages} batches)",
+            f"one, and the other {stages - 1} stages stay empty; with more running, they are divided over {stages} "
+            "batches)",
             "a release with the pipelined model runner (vllm#42187), which spreads decodes over pp_size steps",
         ]
     if s.engine == "fullbore":
@@ -109,8 +109,8 @@ def more_kv(s: Situation) -> list[str]:
         return [
             "--gpu-memory-utilization 0.95 (as far as start-up allows)",
             "--kv-cache-dtype fp8 (twice the tokens)",
-            "--max-num-seqs lower, if requests are preempted again and again; --max-model-len lower, if one "
-            "request is too long",
+            "--max-num-seqs lower, if requests are preempted again and again; --max-model-len lower, if one request "
+            "is too long",
         ]
     if s.engine == "fullbore":
         return ["--mem-fraction-static higher, or --max-total-tokens"]

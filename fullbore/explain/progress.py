@@ -15,6 +15,7 @@ _REALTIME = "sglang:realtime_tokens_total"
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "fullbore_requests_running")
 _STALLED_S = 60.0  # silence shorter than this may be one long prefill, or nothing to do
 _STALLED_LINES = 2
+_LEAST_APART_S = 8.0
 
 
 @dataclass
@@ -74,6 +75,8 @@ def _compare_dumps(dumps: list[MetricsDump], evidence: Evidence, progress: Progr
         return
     if len(running) == 2 and all(found.number >= 1 for found in running) and _prompt_moves(first, last) is False:
         seconds = seconds_between_dumps(evidence)
+        if seconds is not None and seconds < _LEAST_APART_S:
+            return  # one step may take that long
         apart = f" {show(seconds)} s apart" if seconds else ""
         text = f"tokens unchanged in two dumps{apart}: {after.text} in both, while {running[1].text} requests are held"
         progress.frozen.append(Fact(text, 0, after.source))

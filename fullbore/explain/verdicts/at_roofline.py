@@ -12,7 +12,7 @@ from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding
 
 _NEAR = 0.55
-_FULL = 0.88
+_FULL = 0.85
 _TFLOPS_NEAR = 0.4
 
 
@@ -39,15 +39,14 @@ def _lone(s: Situation) -> Finding | None:
     return Finding(
         "at-roofline",
         0.9 if share >= 0.65 else 0.8,
-        f"Nothing is wrong: one request reads all weights for every token, which allows {show(1000 / floor)} "
-        f"tokens/s at most on this "
-        f"memory; {show(1000 / (s.speed.lone_ms.number if s.speed.lone_ms else floor))} is {share:.0%} of that, "
-        f"what engines reach.",
+        f"Nothing is wrong: one request reads all weights for every token, which allows {show(1000 / floor)} tokens/s "
+        f"at most on this memory; {show(1000 / (s.speed.lone_ms.number if s.speed.lone_ms else floor))} is "
+        f"{share:.0%} of that, what engines reach.",
         evidence=facts + _utilisation(s),
         fix=[
             "for a faster single request: fewer bytes per token (smaller quantisation, a mixture of experts), "
-            "speculative decoding, or "
-            "tensor parallelism over more memory; for more tokens/s in all: more requests at once",
+            "speculative decoding, or tensor parallelism over more memory; for more tokens/s in all: more requests "
+            "at once",
         ],
         verify="tokens/s × bytes per token against the card's bandwidth",
         precedent="dgx-spark-playbooks#91",
@@ -63,9 +62,10 @@ def _full_pipeline(s: Situation) -> Finding | None:
         return None
     if s.load.slots is not None and s.load.slots < 0.75 * stages:
         return None
-    if busy.kind == "utilisation" and not any(gpu.load.power_w for gpu in s.gpus):
-        return None  # utilisation alone is never proof
     step = _cycle_share(s)
+    has_power = any(gpu.load.power_w for gpu in s.gpus)
+    if busy.kind == "utilisation" and not has_power and step is None and _scaling(s) is None:
+        return None  # utilisation alone is never proof
     if step is not None and step.number < 0.3:
         return None  # busy, but far from what memory allows: not a healthy run
     facts = [
@@ -79,9 +79,8 @@ def _full_pipeline(s: Situation) -> Finding | None:
     return Finding(
         "at-roofline",
         strength,
-        f"Nothing is wrong: all {stages} stages are busy ({min(busy.shares):.0%} or more), at the power of GPUs "
-        f"that work; the pipeline is "
-        f"full, there is no bubble to remove.",
+        f"Nothing is wrong: all {stages} stages are busy ({min(busy.shares):.0%} or more), at the power of GPUs that "
+        "work; the pipeline is full, there is no bubble to remove.",
         evidence=facts,
         fix=[
             "no setting of the pipeline; more tokens/s need fewer bytes per token (quantisation), larger batches "

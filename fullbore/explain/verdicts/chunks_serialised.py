@@ -44,16 +44,14 @@ def chunks_serialised(s: Situation) -> Finding | None:
     return Finding(
         "chunks-serialised",
         strength,
-        f"The chunks of a prompt go through the {stages} stages one after the other, each waiting for the one "
-        f"before to leave the "
-        f"last stage: one stage of {stages} works at a time, and smaller chunks cost overhead instead of filling "
-        f"the pipeline.",
+        f"The chunks of a prompt go through the {stages} stages one after the other, each waiting for the one before "
+        f"to leave the last stage: one stage of {stages} works at a time, and smaller chunks cost overhead instead of "
+        "filling the pipeline.",
         evidence=facts + (s.busy.facts if s.busy else []),
         fix=_fix(s),
         gain=_gain(s, stages),
         verify="with chunks following each other, input tokens/s should rise as chunks get smaller (until launches "
-        "dominate), and "
-        "the stages' utilisation with it",
+        "dominate), and the stages' utilisation with it",
         precedent="vllm#38726, vllm#41682",
     )
 
@@ -74,9 +72,8 @@ def _sweep(s: Situation) -> list[Fact] | None:
         facts.append(Fact(f"chunk {show(size)}: {show(rate)} input tokens/s{each}", rate, row.source))
     ratio = smallest[1] / largest[1]
     text = (
-        f"{show(smallest[0])}-token chunks give {show(ratio)} × the speed of {show(largest[0])}: chunks that "
-        f"follow each other "
-        f"through {s.P} stages would be faster, not slower"
+        f"{show(smallest[0])}-token chunks give {show(ratio)} × the speed of {show(largest[0])}: chunks that follow "
+        f"each other through {s.P} stages would be faster, not slower"
     )
     return [*facts, Fact(text, ratio, smallest[2].source)]
 
@@ -121,9 +118,8 @@ def _fix(s: Situation) -> list[str]:
         ]
     if s.engine == "sglang":
         return [
-            "--chunked-prefill-size 4096 to 8192 with --enable-dynamic-chunking, on a release whose successive "
-            "slots run "
-            "successive chunks (sglang#11857)",
+            "--chunked-prefill-size 4096 to 8192 with --enable-dynamic-chunking, on a release whose successive slots "
+            "run successive chunks (sglang#11857)",
         ]
     if s.engine in ("llama.cpp", "ollama"):
         return ["-b 4096 -ub 512: a batch of several micro-batches is what llama.cpp pipelines (llama.cpp#4918)"]
@@ -142,6 +138,5 @@ def _gain(s: Situation, stages: int) -> Gain:
         ideal,
         "input tokens/s",
         assumes=f"{count} equal chunks per prompt: P·n/(n + P - 1) over one stage at a time; the low end for "
-        f"chunks whose time grows "
-        f"with the context",
+        "chunks whose time grows with the context",
     )

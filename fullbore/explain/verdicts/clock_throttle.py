@@ -34,8 +34,7 @@ _REASONS = {
 # Known stuck states: card, what was seen, where.
 _KNOWN = {
     "GB10": "seen before on GB10: about 702 MHz instead of 2398 MHz under load, half the tokens/s, not cured by a "
-    "reboot but by cutting "
-    "mains power for some minutes (spark-vllm-docker#334)"
+    "reboot but by cutting mains power for some minutes (spark-vllm-docker#334)"
 }
 
 
@@ -60,8 +59,8 @@ def clock_throttle(s: Situation) -> Finding | None:
     return Finding(
         "clock-throttle",
         strength,
-        f"{who} at {show(clock)} MHz under load where {show(reference_mhz)} MHz is normal ({share:.0%}): slow "
-        f"clocks, not idle stages. "
+        f"{who} at {show(clock)} MHz under load where {show(reference_mhz)} MHz is normal ({share:.0%}): slow clocks, "
+        "not idle stages. "
         f"{'A pipeline runs at the pace of its slowest stage.' if (s.P or 1) > 1 else ''}".strip(),
         evidence=facts + _known(worst),
         fix=_fix(worst),
@@ -136,8 +135,7 @@ def _clock_fact(gpu: Gpu) -> Fact:
     power = f", {show(round(gpu.load.power_w.mean))} W" if gpu.load.power_w else ""
     text = (
         f"{gpu.label}: SM clock {show(gpu.load.sm_clock_mhz.median)} MHz at "
-        f"{show(round(gpu.load.utilisation_percent.mean))} % "
-        f"utilisation{power}"
+        f"{show(round(gpu.load.utilisation_percent.mean))} % utilisation{power}"
     )
     return Fact(text, gpu.load.sm_clock_mhz.median, gpu.where)
 
@@ -193,8 +191,8 @@ def _fix(gpu: Gpu) -> list[str]:
             f"sudo nvidia-smi -i {gpu.index} -pl {show(card.power_w) if card else 'WATTS'}   (the rated power limit)"
         )
     lines.append(
-        "sudo nvidia-smi -rgc && sudo nvidia-smi -rac   (undo locked and application clocks), and persistence "
-        "mode: -pm 1"
+        "sudo nvidia-smi -rgc && sudo nvidia-smi -rac   (undo locked and application clocks), and persistence mode: "
+        "-pm 1"
     )
     if card is not None and card.name in _KNOWN:
         lines.append(

@@ -18,8 +18,10 @@ from fullbore.explain.verdicts.launch_bound import eager_decode
 _UNEXPLAINED_SHARE = 0.6
 _UNEXPLAINED_MS = 1000.0
 _IDLE = 0.3
+_NEARLY_ONE = 0.7  # stages at work at once
 _LOAD_INDEPENDENT = 1.4
 _NOBODY = 0.4
+_HALF = 0.5
 _CONTROL_KEY = re.compile(
     r"metadata|control|broadcast|schedul|zmq|pickle|plan|consensus|driver|dispatch|rpc|sync", re.I
 )
@@ -28,7 +30,7 @@ _CONTROL_KEY = re.compile(
 def control_plane_latency(s: Situation) -> Finding | None:
     if s.P is None or s.P < 2 or s.progress.is_frozen:
         return None
-    return _first_token(s) or _between_steps(s) or _noted(s) or _counters(s) or _account(s)
+    return _first_token(s) or _between_steps(s) or _noted(s) or _counters(s) or _account(s) or _by_elimination(s)
 
 
 def _first_token(s: Situation) -> Finding | None:
@@ -39,6 +41,8 @@ def _first_token(s: Situation) -> Finding | None:
     compute = _prefill_compute_ms(s)
     load_free = _load_independent(s)
     idle = s.busy is not None and s.busy.is_trusted and max(s.busy.shares) < _IDLE
+    if compute is None and s.busy is not None and s.busy.total > _NEARLY_ONE:
+        return None  # some stage computes all the time: prompts pass through one after the other
     queued = s.load.waiting is not None and s.load.waiting.number > 0
     if queued or not idle or (compute is None and load_free is None):
         return None
@@ -57,9 +61,8 @@ def _first_token(s: Situation) -> Finding | None:
     return Finding(
         "control-plane-latency",
         min(strength, 0.9),
-        f"The first token takes {show(ttft.number / 1000)} s (TTFT {show(ttft.number)} ms){spent} while the GPUs "
-        f"idle and nothing is "
-        f"queued: the time goes into agreeing between the {s.P} stages, not into computing.",
+        f"The first token takes {show(ttft.number / 1000)} s (TTFT {show(ttft.number)} ms){spent} while the GPUs idle "
+        f"and nothing is queued: the time goes into agreeing between the {s.P} stages, not into computing.",
         evidence=facts,
         fix=_fix_first_token(s),
         gain=Gain(
@@ -109,8 +112,8 @@ def _load_independent(s: Situation) -> list[Fact] | None:
     if ratio > _LOAD_INDEPENDENT or (rows[0].concurrency or 0) > 2:
         return None
     text = (
-        f"TTFT at concurrency {rows[-1].concurrency} is {show(ratio)} × that at {rows[0].concurrency}: it does "
-        f"not depend on load"
+        f"TTFT at concurrency {rows[-1].concurrency} is {show(ratio)} × that at {rows[0].concurrency}: it does not "
+        "depend on load"
     )
     return [Fact(text, ratio, rows[-1].source)]
 
@@ -153,8 +156,7 @@ def _between_steps(s: Situation) -> Finding | None:
         return None
     fact = Fact(
         f"in {timeline.nobody:.0%} of the traces' time no stage computes; from the last stage's end to the first "
-        f"stage's next start "
-        f"{show(back / 1000)} ms, over all hops {show(hops / 1000)} ms",
+        f"stage's next start {show(back / 1000)} ms, over all hops {show(hops / 1000)} ms",
         timeline.nobody,
         s.evidence.traces[0].source,
     )
@@ -238,6 +240,26 @@ def _account(s: Situation) -> Finding | None:
     return None
 
 
+def _by_elimination(s: Situation) -> Finding | None:
+    """Micro-batches in every slot, even stages, graphs on, links hardly used - and stages idle most of the time."""
+    busy, slots = s.busy, s.load.slots
+    if busy is None or not busy.is_trusted or slots is None or s.P is None or s.is_cpu:
+        return None
+    if slots < 0.9 * s.P or busy.total > _HALF * s.P or busy.spread > 1.2 or eager_decode(s) is not None:
+        return None
+    fact = Fact(
+        f"{show(slots)} of {s.P} slots are filled, yet only {show(busy.total)} stages work at once, on average; the "
+        "stages are even and decode steps are not known to be eager",
+        busy.total,
+    )
+    facts = [fact for fact in (s.load.in_flight, s.load.micro_batch) if fact is not None]
+    summary = (
+        "Every slot has a micro-batch, and still all stages idle most of the time: what is left is what lies "
+        "between steps."
+    )
+    return _finding(s, 0.55, summary, [fact, *facts])
+
+
 def _finding(s: Situation, strength: float, summary: str, facts: list[Fact]) -> Finding:
     return Finding(
         "control-plane-latency",
@@ -262,8 +284,7 @@ def _fix_first_token(s: Situation) -> list[str]:
         ranks = (s.P or 1) * s.tp
         return [
             f"on the prefill side fewer stages: --tp-size {ranks} --pp-size 1, or --tp-size {max(ranks // 2, 1)} "
-            f"--pp-size 2 (bootstrap "
-            f"consensus goes around the ring twice, about 2 · pp_size loop iterations)",
+            "--pp-size 2 (bootstrap consensus goes around the ring twice, about 2 · pp_size loop iterations)",
             "a release with the fix of sglang#34815 / #38206 (consensus kept off the micro-batch ring: sglang#38959)",
         ]
     return _fix_steps(s)
@@ -277,8 +298,8 @@ def _fix_steps(s: Situation) -> list[str]:
         ]
     if s.engine == "sglang":
         return [
-            "--pp-async-batch-depth 1 or 2 (more micro-batches in flight cover the exchange when there are "
-            "requests for them)"
+            "--pp-async-batch-depth 1 or 2 (more micro-batches in flight cover the exchange when there are requests "
+            "for them)"
         ]
     if s.engine == "fullbore":
         return ["--pp-async-batch-depth auto; fewer things on the driver's cores (see /timeline)"]

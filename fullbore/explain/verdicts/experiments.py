@@ -15,7 +15,7 @@ _NO_EFFECT = 1.04
 
 # Name of the setting -> the verdict that a better value of it speaks for.
 _SETTINGS: list[tuple[str, str]] = [
-    (r"graph|eager", "launch-bound"),
+    (r"graph|eager|max_copies|sched_copies", "launch-bound"),  # llama.cpp#13751: pipeline copies cost it its graphs
     (r"micro_?batch(?!.*depth)", "packed-slot"),
     (r"depth", "ring-order"),
     (r"partition|layers_per_stage|layer_split|tensor_split", "imbalance"),

@@ -27,8 +27,7 @@ def few_requests(s: Situation) -> Finding | None:
         fix=more_requests(s, most) + (faster_lone_request(s) if most == 1 else []),
         gain=_gain(s, most, stages),
         verify=f"with {stages} or more requests at once, utilisation of every stage should rise towards 100 % and "
-        f"tokens/s "
-        f"in proportion, each request as fast as now",
+        "tokens/s in proportion, each request as fast as now",
         precedent="ollama#11917, vllm#9645",
     )
     if s.load.in_flight is None:
@@ -59,8 +58,8 @@ def _weigh_busy(s: Situation, finding: Finding, most: int) -> Finding | None:
         finding.strength = 0.5
         finding.against.append(fact)
         finding.unexplained = (
-            f"for {1 - at_work / most:.0%} of the time no stage works although a request is "
-            f"there: host, links or launches"
+            f"for {1 - at_work / most:.0%} of the time no stage works although a request is there: host, links or "
+            "launches"
         )
         return finding
     finding.strength = 0.85
@@ -78,7 +77,7 @@ def _gain(s: Situation, most: int, stages: int) -> Gain:
         high = min(high, 1 / max(max(s.busy.shares), 0.01)) if most == 1 else high
     return Gain(
         f"up to {show(high)} × tokens/s of all requests together with {stages} in flight; none for one request by "
-        f"itself",
+        "itself",
         1.0,
         high,
         assumes="every stage takes as long for a micro-batch of the new requests as for the present one",

@@ -11,16 +11,21 @@ from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import partition
 from fullbore.explain.physics import balanced_partition, weighted_partition
 from fullbore.explain.situation import Situation
-from fullbore.explain.stage_layers import stage_layers, stage_weights_gb, total_layers
+from fullbore.explain.stage_layers import given_layers, stage_layers, stage_weights_gb, total_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
 
 _GATES = 0.85  # a stage busier than this has nothing left
 _UNEVEN = 1.2  # busiest over mean of all
 _POWER_UNEVEN = 1.25
+_UNEVEN_SIZE = 1.25  # largest over mean of layers or weights
 _SAME_COST = 1.08  # layers whose costs differ by less are taken as equal
 
 
 def imbalance(s: Situation) -> Finding | None:
+    return _while_serving(s) or _at_start(s)
+
+
+def _while_serving(s: Situation) -> Finding | None:
     stages = s.P
     if stages is None or stages < 2 or s.progress.is_frozen or not _pace_is_set_by_slowest(s):
         return None
@@ -32,8 +37,7 @@ def imbalance(s: Situation) -> Finding | None:
     name = f"stage {slow} (PP{slow}{', the last stage' if slow == stages - 1 else ''}{_gpu_names(s, slow)})"
     summary = (
         f"{name} is the slowest: it works {shares[slow]:.0%} of the time while the others work "
-        f"{_others(shares, slow)}; the whole "
-        f"pipeline runs at its pace."
+        f"{_others(shares, slow)}; the whole pipeline runs at its pace."
     )
     if layers is not None:
         summary += f" It holds {layers.value[slow]} of {sum(layers.value)} layers."
@@ -69,10 +73,8 @@ def _by_work(s: Situation) -> tuple[int, list[float], float, list[Fact]] | None:
         if len(shares) / sum(shares) >= _UNEVEN:
             return shares.index(1.0), shares, 0.75, [times]
         return None
-    if busy is None:
-        return None
-    if not busy.is_trusted:
-        return _by_power(s)
+    if busy is None or not busy.is_trusted:
+        return _by_power(s) or _by_share(s)
     slow = busy.shares.index(max(busy.shares))
     if busy.shares[slow] < _GATES or busy.spread < _UNEVEN:
         return None
@@ -92,11 +94,58 @@ def _by_power(s: Situation) -> tuple[int, list[float], float, list[Fact]] | None
     if any(is_low_power(gpu) for gpu in s.stages[slow]):
         return None
     text = (
-        f"stage {slow} draws {show(max(power))} W, the others "
-        f"{show((sum(power) - max(power)) / (len(power) - 1))} W on average"
+        f"stage {slow} draws {show(max(power))} W, the others {show((sum(power) - max(power)) / (len(power) - 1))} W "
+        "on average"
     )
     shares = [p / max(power) for p in power]
     return slow, shares, 0.55, [*busy.facts, Fact(text, max(power), s.stages[slow][0].where)]
+
+
+def _by_share(s: Situation) -> tuple[int, list[float], float, list[Fact]] | None:
+    """Nothing shows the stages' times: on equal cards they are as their layers, or weights, are."""
+    enough = s.is_saturated or (s.load.slots is not None and s.P is not None and s.load.slots > 0.75 * s.P)
+    sizes, facts = _sizes(s)
+    if not enough or _cards_differ(s) or not sizes or len(sizes) * max(sizes) / sum(sizes) < _UNEVEN_SIZE:
+        return None
+    shares = [size / max(sizes) for size in sizes]
+    return shares.index(1.0), shares, 0.6, facts
+
+
+def _sizes(s: Situation) -> tuple[list[float], list[Fact]]:
+    """Layers of each stage as stated, or the weights that each has loaded."""
+    given, weights = given_layers(s), stage_weights_gb(s)
+    if given is not None:
+        return [float(n) for n in given.value], [given]
+    return [fact.number for fact in weights], weights
+
+
+def _at_start(s: Situation) -> Finding | None:
+    """Out of memory on the one stage that holds much more than the others."""
+    mark = s.evidence.logs.marks.get("out-of-memory", "no-kv-memory")
+    sizes, facts = _sizes(s)
+    layers = stage_layers(s)
+    if mark is None or s.speed.tok_s is not None or s.P is None or s.P < 2 or _cards_differ(s):
+        return None
+    if not sizes and layers is not None:
+        sizes, facts = [float(n) for n in layers.value], [layers]
+    if not sizes or len(sizes) * max(sizes) / sum(sizes) < _UNEVEN_SIZE:
+        return None
+    largest = sizes.index(max(sizes))
+    total = total_layers(s)
+    after = balanced_partition([1.0] * int(total.number), s.P) if total is not None and total.number >= s.P else []
+    held = f"{layers.value[largest]} of {sum(layers.value)} layers" if layers is not None else f"{show(max(sizes))} GB"
+    return Finding(
+        "imbalance",
+        0.85,
+        f"The engine does not start: it runs out of memory, and stage {largest} "
+        f"(PP{largest}{', the last stage' if largest == s.P - 1 else ''}) holds {held}, far more than the others.",
+        evidence=[mark.fact(), *facts, *([layers] if layers is not None and layers not in facts else [])],
+        fix=partition(s, after) if after else ["give that stage fewer layers"],
+        gain=Gain("it starts, and the slowest stage no longer sets the pace"),
+        verify="memory in use per GPU after loading: even, within a layer's worth",
+        precedent="sglang#9798",
+        is_at_start=True,
+    )
 
 
 def _others_spin(s: Situation, slow: int) -> bool:
@@ -132,8 +181,7 @@ def _rebalanced(s: Situation, shares: list[float], layers: Fact | None) -> tuple
         1 + (factor - 1) * 0.7,
         factor,
         assumes="a layer costs what its stage's time divided by its layers says (the head counted with the last "
-        "stage's), and "
-        "requests keep every stage supplied",
+        "stage's), and requests keep every stage supplied",
     )
     return after, gain
 

@@ -123,7 +123,7 @@ def _tier(finding: Finding) -> int:
 
 
 def _does_not_start(finding: Finding) -> bool:
-    return finding.id == "kv-limited" and finding.is_at_start
+    return finding.is_at_start
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -151,8 +151,8 @@ def _insufficient(s: Situation, missing: list[Missing], weak: list[Finding]) -> 
     hint = ""
     if weak:
         hint = (
-            f" It could be {' or '.join(finding.id for finding in weak[:3])}, but the evidence would fit other "
-            f"causes as well."
+            f" It could be {' or '.join(finding.id for finding in weak[:3])}, but the evidence would fit other causes "
+            "as well."
         )
     seen = "" if s.has_load else " Nothing in it was taken under load, while serving requests."
     return Finding(

@@ -70,17 +70,23 @@ def _refused_by_stage(s: Situation, refusal: KvRefusal, layers: Fact, finding: F
     for stage, (need, have, tokens) in enumerate(zip(needs, available, fits, strict=True)):
         finding.evidence.append(
             Fact(
-                f"stage {stage} (PP{stage}) holds {layers.value[stage]} of {total} layers: it needs {show(need)} "
-                f"GiB and has "
-                f"{show(have)} GiB, enough for {show(tokens)} tokens",
+                f"stage {stage} (PP{stage}) holds {layers.value[stage]} of {total} layers: it needs {show(need)} GiB "
+                f"and has {show(have)} GiB, enough for {show(tokens)} tokens",
                 tokens,
             )
         )
     finding.summary += (
         f" The check charges all {total} layers to every stage; stage {tightest}, the tightest, holds "
-        f"{layers.value[tightest]} of them, "
-        f"needs {show(needs[tightest])} GiB and could hold {show(fits[tightest])} tokens."
+        f"{layers.value[tightest]} of them, needs {show(needs[tightest])} GiB and could hold {show(fits[tightest])} "
+        "tokens."
     )
+    if min(fits) >= refusal.max_tokens:
+        finding.fix.insert(
+            0,
+            "a release whose check counts each stage's own layers (vllm#34076, vllm#33698): with it "
+            f"{show(refusal.max_tokens)} tokens fit on every stage, and nothing else has to change",
+        )
+        return
     room = [have / (refusal.needed_gib / total) for have in available]
     better = weighted_partition(total, room)
     best = min(
@@ -89,13 +95,11 @@ def _refused_by_stage(s: Situation, refusal: KvRefusal, layers: Fact, finding: F
     )
     finding.fix.append(
         f"--max-model-len {fits[tightest] // 16 * 16} with a release whose check counts each stage's own layers "
-        f"(vllm#34076): "
-        f"{show(fits[tightest])} tokens is what stage {tightest} can hold"
+        f"(vllm#34076): {show(fits[tightest])} tokens is what stage {tightest} can hold"
     )
     finding.fix.append(
         f"{balance_kv(s)}: by memory left for KV alone {','.join(str(n) for n in better)} would hold {show(best)} "
-        f"tokens, but layers also "
-        f"bring their weights along"
+        "tokens, but layers also bring their weights along"
     )
     finding.unexplained = (
         "how much KV memory is left on each stage after layers are moved, since their weights move with them"
@@ -212,8 +216,8 @@ def _uneven_capacity(s: Situation) -> Fact | None:
         return None
     tight = room.index(min(room))
     text = (
-        f"stage {tight} has {show(min(room))} GiB per layer for KV, the roomiest {show(max(room))}: the "
-        f"difference is stranded"
+        f"stage {tight} has {show(min(room))} GiB per layer for KV, the roomiest {show(max(room))}: the difference is "
+        "stranded"
     )
     return Fact(text, tight, available[tight].source)
 

@@ -32,8 +32,7 @@ def launch_bound(s: Situation) -> Finding | None:
         "launch-bound",
         strength,
         "Decode steps run kernel by kernel, without CUDA graphs: the host's launches, not the GPU's work, set the "
-        "pace of each "
-        "step.",
+        "pace of each step.",
         evidence=[fact for fact in (eager, sparse, slow, s.speed.bandwidth_bytes_s, _power(s)) if fact is not None],
         fix=use_graphs(s),
         gain=_gain(s),
@@ -45,8 +44,7 @@ def launch_bound(s: Situation) -> Finding | None:
     elif s.speed.lone_share is not None:
         finding.unexplained = (
             f"{show(1 / s.speed.lone_share)} × the memory roofline is more than launches alone need explain; a "
-            f"profile of one "
-            f"stage shows the gaps between kernels"
+            "profile of one stage shows the gaps between kernels"
         )
     return finding
 
@@ -95,8 +93,7 @@ def _sparse_kernels(s: Situation) -> Fact | None:
         return None
     text = (
         f"while a stage works, kernels fill {timeline.kernel_density:.0%} of the time; "
-        f"{show(timeline.launches_per_step)} launches "
-        f"per step, none of them a graph"
+        f"{show(timeline.launches_per_step)} launches per step, none of them a graph"
     )
     return Fact(text, timeline.kernel_density, s.evidence.traces[0].source)
 
@@ -115,9 +112,8 @@ def _slower_than_memory(s: Situation) -> Fact | None:
     else:
         return None
     text = (
-        f"{measured.text}; reading the weights once takes {show(floor)} ms ({s.speed.bytes_per_token.text}): the "
-        f"step is "
-        f"{show(ratio)} × that"
+        f"{measured.text}; reading the weights once takes {show(floor)} ms ({s.speed.bytes_per_token.text}): the step "
+        f"is {show(ratio)} × that"
     )
     return Fact(text, ratio, measured.source)
 
@@ -153,6 +149,5 @@ def _gain(s: Situation) -> Gain:
         min(1.1, high),
         high,
         assumes=f"with graphs a step reaches up to {_GRAPHED_SHARE:.0%} of the memory roofline "
-        f"({show(1000 / (s.speed.lone_floor_ms or 1))} "
-        f"tokens/s for one request)",
+        f"({show(1000 / (s.speed.lone_floor_ms or 1))} tokens/s for one request)",
     )

@@ -14,10 +14,13 @@ class Missing(NamedTuple):
     how: str
 
 
+_SMI_COLUMNS = (
+    *("timestamp", "index", "name", "utilization.gpu", "power.draw", "power.limit", "memory.used", "memory.total"),
+    *("clocks.sm", "pcie.link.gen.current", "pcie.link.width.current"),
+)
 _SMI = (
-    "nvidia-smi "
-    "--query-gpu=timestamp,index,name,utilization.gpu,power.draw,power.limit,memory.used,clocks.sm,pcie.link.gen.current,"
-    "pcie.link.width.current --format=csv -l 1 > nvidia-smi.csv   (20 s, while requests are served)"
+    f"nvidia-smi --query-gpu={','.join(_SMI_COLUMNS)} --format=csv -l 1 > nvidia-smi.csv   (20 s, while requests are "
+    "served)"
 )
 
 
@@ -40,8 +43,7 @@ def _traces(s: Situation) -> Missing | None:
     absent = ", ".join(str(rank) for rank in timeline.missing_ranks)
     return Missing(
         f"traces of rank {absent} are missing (there are those of stage {have}, of {timeline.num_stages}): without "
-        f"them no verdict "
-        f"per stage is given",
+        "them no verdict per stage is given",
         "profile again and keep the trace of every rank; a merged SGLang profile holds only PP0",
     )
 

@@ -47,15 +47,13 @@ def packed_slot(s: Situation) -> Finding | None:
         "packed-slot",
         occupied.strength,
         f"{show(requests.value)} requests travel in about {count} micro-batch{'es' if count > 1 else ''} where "
-        f"{stages} stages "
-        f"could each hold one: {count} of {stages} stages work at a time, {count / stages:.0%} of the pipeline "
-        f"({show(count / stages)}).",
+        f"{stages} stages could each hold one: {count} of {stages} stages work at a time, {count / stages:.0%} of the "
+        f"pipeline ({show(count / stages)}).",
         evidence=_unique([requests, *occupied.facts, s.pp, *_limits(s), *(s.busy.facts if s.busy else [])]),
         fix=spread_over_micro_batches(s, round(requests.number)),
         gain=_gain(s, round(requests.number), count, stages),
         verify="after the change, requests in flight ÷ requests in one micro-batch should be at least the number "
-        "of stages, "
-        "and every stage busier",
+        "of stages, and every stage busier",
         precedent="vllm#28270, vllm#27462; SGLang: no code balances slots",
     )
     if s.load.slots is None and s.timeline is None:
@@ -107,9 +105,9 @@ def _from_trace(s: Situation) -> _Occupied | None:
         return None  # most of the time is lost elsewhere
     facts = [
         Fact(
-            f"traces of all {timeline.num_stages} ranks: {show(timeline.concurrent_mean)} stages compute at once "
-            f"on average, at "
-            f"most {timeline.concurrent_max}; receives that wait are not counted as work, whether they spin or block",
+            f"traces of all {timeline.num_stages} ranks: {show(timeline.concurrent_mean)} stages compute at once on "
+            f"average, at most {timeline.concurrent_max}; receives that wait are not counted as work, whether they "
+            "spin or block",
             timeline.concurrent_mean,
             s.evidence.traces[0].source,
         )
@@ -157,8 +155,7 @@ def _flat_throughput(s: Situation) -> Fact | None:
         return None
     text = (
         f"{show(few.output_tok_s)} tokens/s at concurrency {few.concurrency}, {show(many.output_tok_s)} at "
-        f"{many.concurrency}: "
-        f"more clients only wait longer"
+        f"{many.concurrency}: more clients only wait longer"
     )
     return Fact(text, None, many.source)
 
@@ -172,9 +169,8 @@ def _from_steps(s: Situation) -> _Occupied | None:
     if slower < _SLOWER_STEP or (s.busy is not None and s.busy.is_trusted and s.busy.total > 0.5 * min(s.P, count)):
         return None
     text = (
-        f"a step takes {show(step.value)} ms with {count} requests and {show(lone.value)} ms with one "
-        f"({show(slower)} ×): "
-        f"{count} requests on {count} stages of their own would step as fast as one"
+        f"a step takes {show(step.value)} ms with {count} requests and {show(lone.value)} ms with one ({show(slower)} "
+        f"×): {count} requests on {count} stages of their own would step as fast as one"
     )
     facts = [Fact(text, slower, step.source)]
     cap = default_cap(s)
@@ -221,15 +217,13 @@ def _gain(s: Situation, requests: int, count: int, stages: int) -> Gain:
             1.0,
             factor,
             assumes=f"equal stages whose time grows linearly from {show(lone.value)} ms (1 request) to "
-            f"{show(step.value)} ms "
-            f"({requests} requests) over all stages: max(Σ s({size}), {possible} · max s({size})); depth plays no "
-            f"part in it",
+            f"{show(step.value)} ms ({requests} requests) over all stages: max(Σ s({size}), {possible} · max "
+            f"s({size})); depth plays no part in it",
         )
     high = possible / count
     return Gain(
         f"utilisation up to {show(high)} ×; tokens/s between 1 × (stages whose time does not depend on the batch: "
-        f"then only "
-        f"more requests help) and {show(high)} × (time proportional to the batch)",
+        f"then only more requests help) and {show(high)} × (time proportional to the batch)",
         1.0,
         high,
         assumes="how stage time depends on the batch is not in the evidence; a bench at concurrency 1 and at the "

@@ -61,25 +61,23 @@ def _layout_finding(
     finding = Finding(
         "pp-latency-expected",
         0.85,
-        f"Nothing is wrong: latency grows with the number of pipeline stages because a request passes them one "
-        f"after the other, while "
-        f"tensor parallelism divides every layer over the cards. On the same {gpus} GPUs "
-        f"{best.layout or 'tensor parallelism'} (tp={best.tp or gpus}) "
-        f"has the least latency.",
+        "Nothing is wrong: latency grows with the number of pipeline stages because a request passes them one after "
+        f"the other, while tensor parallelism divides every layer over the cards. On the same {gpus} GPUs "
+        f"{best.layout or 'tensor parallelism'} (tp={best.tp or gpus}) has the least latency.",
         evidence=facts
         + [note.fact(f"{name}: {note.value}") for name, note in s.evidence.notes.items() if name == "link"],
         fix=[
-            f"for latency: the layout with the most tensor parallelism that the links carry, here "
-            f"tp={best.tp or gpus} pp={best.pp or 1}; stages "
-            f"are for models that do not fit otherwise, for slow links, and for throughput with many requests in flight"
+            "for latency: the layout with the most tensor parallelism that the links carry, here "
+            f"tp={best.tp or gpus} pp={best.pp or 1}; stages are for models that do not fit otherwise, for slow "
+            "links, and for throughput with many requests in flight"
         ],
         verify="the same comparison at a higher rate or concurrency: there a full pipeline gains on tensor parallelism",
         precedent="TensorRT-LLM#1144",
     )
     if any(row.results.get("sustained") is False for row in rows):
         finding.unexplained = (
-            "why the longest pipeline does not sustain the rate: requests in flight, batch sizes "
-            "and an engine log would tell"
+            "why the longest pipeline does not sustain the rate: requests in flight, batch sizes and an engine log "
+            "would tell"
         )
     return finding
 
@@ -137,9 +135,8 @@ def _lone_finding(s: Situation, strength: float, facts: list[Fact]) -> Finding:
     return Finding(
         "pp-latency-expected",
         strength,
-        f"Nothing is wrong: one request passes {stages} one after the other and takes as long as on one GPU with "
-        f"all layers. A pipeline "
-        f"makes room and serves many requests at once; it does not make one faster.",
+        f"Nothing is wrong: one request passes {stages} one after the other and takes as long as on one GPU with all "
+        "layers. A pipeline makes room and serves many requests at once; it does not make one faster.",
         evidence=facts + (s.busy.facts if s.busy else []),
         fix=[*faster_lone_request(s), "for more tokens/s in all: more requests at once, at least one per stage"],
         verify="tokens/s of all requests together at concurrency 1, P and 4P: it should grow while each request "

@@ -37,8 +37,7 @@ def ring_order(s: Situation) -> Finding | None:
         "ring-order",
         min(strength, 0.95),
         f"All {stages} stages are equally busy and none above {cap:.0%}: the mark of a ring that exchanges results "
-        f"before it "
-        f"launches, which caps every stage at (P - 1)/P = {stages - 1}/{stages}, whatever the load.",
+        f"before it launches, which caps every stage at (P - 1)/P = {stages - 1}/{stages}, whatever the load.",
         evidence=[*busy.facts, *([order] if order else []), *([period] if period else [])],
         fix=_fix(s),
         gain=Gain(
@@ -93,9 +92,8 @@ def _period(s: Situation) -> Fact | None:
         return None
     busy_period = sum(stage_ms) / len(stage_ms)
     return Fact(
-        f"predicted period Σ s/(P - 1) = {show(predicted)} ms, measured {show(period)} ms ({text}); a full "
-        f"pipeline would take "
-        f"{show(busy_period)} ms",
+        f"predicted period Σ s/(P - 1) = {show(predicted)} ms, measured {show(period)} ms ({text}); a full pipeline "
+        f"would take {show(busy_period)} ms",
         predicted,
         source,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from fullbore.explain.cards import find_card, link_bytes_s
+from fullbore.explain.evidence.bench import BenchRow
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
@@ -25,6 +26,8 @@ _SHARE = 0.2  # of a step, for a link to be its bottleneck
 _EXCHANGE_S = 50e-6  # least time of one exchange through PCIe and host memory
 _SOCKET_EXCHANGE_S = 150e-6  # ... and through the kernel's network stack on both ends
 _TRACE_SHARE = 0.25
+_TENSOR_SLOWER = 1.5
+_LAYOUT_KEYS = ("layout", "tp", "pp", "tp_size", "pp_size", "gpus", "split")
 _NETWORK_KEY = re.compile(r"(?:link|network|nic|ethernet|inter_?node|interconnect|bandwidth)", re.I)
 _GBIT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:-\s*)?(?:G(?:bit|b|bps|be|bE|BASE|igE)\w*|gigabit)", re.I)
 _SOCKET_BYTES_S = 1.1e9  # NCCL over TCP on 10 Gbit/s, where the speed is not noted
@@ -33,7 +36,7 @@ _SOCKET_BYTES_S = 1.1e9  # NCCL over TCP on 10 Gbit/s, where the speed is not no
 def slow_link(s: Situation) -> Finding | None:
     if s.progress.is_frozen:
         return None
-    return _degraded(s) or _sockets(s) or _trace(s) or _account(s)
+    return _degraded(s) or _sockets(s) or _trace(s) or _account(s) or _tensor_against_pipeline(s)
 
 
 def link_facts(s: Situation) -> list[Fact]:
@@ -51,9 +54,8 @@ def link_facts(s: Situation) -> list[Fact]:
     step = s.speed.step_ms or s.speed.lone_ms
     of = f", of a step of {show(step.number)} ms" if step is not None else ""
     line = (
-        f"link: a hop carries {show(size / 1000)} kB per step ({text}, {show(requests)} requests); the slowest "
-        f"link, of {gpu.label} "
-        f"({_link(gpu)}), needs {show(time_ms)} ms for it{of}"
+        f"link: a hop carries {show(size / 1000)} kB per step ({text}, {show(requests)} requests); the slowest link, "
+        f"of {gpu.label} ({_link(gpu)}), needs {show(time_ms)} ms for it{of}"
     )
     return [Fact(line, time_ms, gpu.where)]
 
@@ -90,16 +92,15 @@ def _degraded(s: Situation) -> Finding | None:
         fix=_fix(s, gpu),
         gain=_gain(exchange_ms, step),
         verify=f"nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.width.current --format=csv -l 1 "
-        f"under load: {gpu.label} "
-        f"like the others; then measure again",
+        f"under load: {gpu.label} like the others; then measure again",
         precedent="LLMKube#1423; vllm#6610 for the opposite case",
     )
     if floor is not None and step is not None and step.number > exchange_ms + floor:
         rest = step.number - exchange_ms - floor
         finding.unexplained = (
             f"of {show(step.number)} ms, exchanges take at least {show(exchange_ms)} ms and memory at least "
-            f"{show(floor)} ms; the other "
-            f"{show(rest)} ms are waiting at each exchange, launches and host work, not told apart by this evidence"
+            f"{show(floor)} ms; the other {show(rest)} ms are waiting at each exchange, launches and host work, not "
+            "told apart by this evidence"
         )
     return finding
 
@@ -129,6 +130,8 @@ def _step(s: Situation) -> Fact | None:
     if s.load.is_prefill_bound and row is not None and row.input_tok_s and chunk is not None:
         time_ms = 1000 * chunk.number / row.input_tok_s
         return Fact(f"{show(time_ms)} ms per chunk at {show(row.input_tok_s)} input tokens/s", time_ms, row.source)
+    if s.load.is_prefill_bound:
+        return s.speed.ttft_ms
     return s.speed.step_ms or s.speed.lone_ms
 
 
@@ -164,6 +167,8 @@ def _exchange_ms(s: Situation, bandwidth: float, each_s: float) -> tuple[float |
     """What a step sends over the slowest link, as time; with the least time of each exchange where that counts."""
     hidden, text = hidden_size(s)
     requests = float(max(s.load.known or s.load.most or 1, 1))
+    if s.load.is_prefill_bound and s.load.input_tokens is not None and s.tp > 1:
+        requests = s.load.input_tokens.number  # tokens, all of them in one step
     if s.tp > 1:
         layers = total_layers(s)
         if layers is None:
@@ -173,9 +178,8 @@ def _exchange_ms(s: Situation, bandwidth: float, each_s: float) -> tuple[float |
         time_ms = 1000 * (size / bandwidth + count * each_s)
         least = f" and at least {show(each_s * 1e6)} µs each" if each_s else ""
         return time_ms, (
-            f"{count} exchanges per token ({layers.text}, {text}), {show(size / 1e6)} MB over "
-            f"{show(bandwidth / 1e9)} GB/s{least}: "
-            f"{show(time_ms)} ms"
+            f"{count} exchanges per token ({layers.text}, {text}), {show(size / 1e6)} MB over {show(bandwidth / 1e9)} "
+            f"GB/s{least}: {show(time_ms)} ms"
         )
     if s.P is None or s.P < 2:
         return None, ""
@@ -188,7 +192,7 @@ def _exchange_ms(s: Situation, bandwidth: float, each_s: float) -> tuple[float |
     return (
         time_ms,
         f"a hop carries {show(size / 1000)} kB for {show(tokens)} tokens ({text}): {show(time_ms)} ms over the "
-        f"slowest link",
+        "slowest link",
     )
 
 
@@ -215,19 +219,57 @@ def _sockets(s: Situation) -> Finding | None:
     return Finding(
         "slow-link",
         0.8 if noted is not None else 0.65,
-        f"Machines talk over TCP sockets{f' ({interface})' if interface else ''}; what a step sends takes "
-        f"{share:.0%} of it.",
+        f"Machines talk over TCP sockets{f' ({interface})' if interface else ''}; what a step sends takes {share:.0%} "
+        "of it.",
         evidence=facts + (s.busy.facts if s.busy else []),
         fix=[
             "RDMA where the network has it: NCCL_IB_DISABLE=0, NCCL_SOCKET_IFNAME naming the fast interface, and "
-            "NCCL_DEBUG=INFO to see "
-            "NET/IB in the log",
+            "NCCL_DEBUG=INFO to see NET/IB in the log",
             "pipeline stages instead of tensor ranks across machines: a hop carries one hidden state, not two "
             "exchanges per layer",
         ],
         gain=_gain(exchange_ms, step),
         verify="NCCL_DEBUG=INFO: `via NET/IB`; then measure again",
         precedent="LLMKube#1423",
+    )
+
+
+def _tensor_against_pipeline(s: Situation) -> Finding | None:
+    """The same GPUs, tensor ranks much slower than stages: what differs is two exchanges per layer."""
+    rows = [row for row in s.evidence.bench if row.gpus and (row.tp or row.pp)]
+    for tensor in (row for row in rows if (row.tp or 1) > 1 and (row.pp or 1) == 1):
+        for stages in (row for row in rows if (row.pp or 1) > 1 and (row.tp or 1) == 1 and row.gpus == tensor.gpus):
+            same = {k: v for k, v in tensor.varied.items() if k not in _LAYOUT_KEYS}
+            if same != {k: v for k, v in stages.varied.items() if k not in _LAYOUT_KEYS}:
+                continue  # something else differs as well
+            for metric in ("input_tok_s", "output_tok_s"):
+                slow, fast = getattr(tensor, metric), getattr(stages, metric)
+                is_lone = tensor.concurrency == stages.concurrency and (
+                    tensor.concurrency == 1 or metric == "input_tok_s"
+                )
+                if slow and fast and is_lone and fast / slow >= _TENSOR_SLOWER:
+                    return _tensor_finding(s, tensor, stages, metric, fast / slow)
+    return None
+
+
+def _tensor_finding(s: Situation, tensor: BenchRow, stages: BenchRow, metric: str, ratio: float) -> Finding:
+    facts = [
+        Fact(f"{row.layout}: {metric} {show(getattr(row, metric))}", getattr(row, metric), row.source)
+        for row in (tensor, stages)
+    ]
+    return Finding(
+        "slow-link",
+        0.7,
+        f"On the same {tensor.gpus} GPUs stages are {show(ratio)} × as fast as tensor ranks, which have all the "
+        "arithmetic and memory of the cards and lose it in two exchanges per layer: the links are too slow for them.",
+        evidence=[*facts, *[_link_fact(gpu) for gpu in s.gpus if _has_link(gpu)][:8]],
+        fix=[
+            f"the pipeline layout ({stages.layout}) on these links; or full-width links, peer access, NVLink for "
+            f"tensor ranks"
+        ],
+        gain=Gain(f"{show(ratio)} × in {metric}, measured", ratio, ratio, metric),
+        verify="nvidia-smi topo -m and nvidia-smi topo -p2p r: how are these GPUs joined?",
+        precedent="exllamav2#734, LLMKube#1423",
     )
 
 
@@ -256,8 +298,7 @@ def _trace(s: Situation) -> Finding | None:
     slowest = timeline.hops_us.index(max(timeline.hops_us))
     fact = Fact(
         f"hops take {show(hops / 1000)} ms of a round of {show(timeline.period_us / 1000)} ms; the slowest, stage "
-        f"{slowest} to "
-        f"{slowest + 1}, {show(timeline.hops_us[slowest] / 1000)} ms",
+        f"{slowest} to {slowest + 1}, {show(timeline.hops_us[slowest] / 1000)} ms",
         share,
         s.evidence.traces[0].source,
     )
@@ -293,8 +334,8 @@ def _account(s: Situation) -> Finding | None:
                 f"Stages wait {share:.0%} of the time for hidden states that are on their way.",
                 evidence=[fact],
                 fix=[
-                    "the link between the stages: measure it (latency and bandwidth), and put neighbouring stages "
-                    "on one machine"
+                    "the link between the stages: measure it (latency and bandwidth), and put neighbouring stages on "
+                    "one machine"
                 ],
                 gain=Gain(
                     "tokens/s up to the share of time spent waiting for data",
@@ -309,16 +350,14 @@ def _account(s: Situation) -> Finding | None:
 def _fix(s: Situation, gpu: Gpu) -> list[str]:
     lines = [
         f"give {gpu.label} a full link: another slot, a riser that holds its generation, BIOS link speed and "
-        f"bifurcation; check "
-        f"`lspci -vv` for LnkSta against LnkCap"
+        "bifurcation; check `lspci -vv` for LnkSta against LnkCap"
     ]
     if s.tp > 1:
         pipeline = {"llama.cpp": "--split-mode layer", "sglang": f"--pp-size {s.tp} --tp-size 1"}
         pipeline["vllm"] = f"--pipeline-parallel-size {s.tp} --tensor-parallel-size 1"
         lines.append(
-            f"or a pipeline instead: {pipeline.get(s.engine or '', 'split by layers')}, which sends one hidden "
-            f"state per hop instead of two "
-            f"exchanges per layer"
+            f"or a pipeline instead: {pipeline.get(s.engine or '', 'split by layers')}, which sends one hidden state "
+            "per hop instead of two exchanges per layer"
         )
     return lines
 

@@ -24,15 +24,13 @@ def spin_deadlock(s: Situation) -> Finding | None:
         "spin-deadlock",
         0.75,
         "No token has come out although requests are running: the pipeline is stuck (frozen, zero progress), each "
-        "stage waiting "
-        "for another.",
+        "stage waiting for another.",
         evidence=[*s.progress.frozen, *cool],
         against=hot,
         fix=_fix(s),
         gain=Gain("from nothing to normal speed, until it happens again"),
         verify="two dumps of /metrics 30 s apart under load: the generated-tokens counter must grow; watch that "
-        "and power draw, not "
-        "/health or utilisation",
+        "and power draw, not /health or utilisation",
         precedent="spark-vllm-docker#260, vllm#37729, vllm#46195",
     )
     if cool:
@@ -72,8 +70,7 @@ def _power_facts(s: Situation) -> tuple[list[Fact], list[Fact]]:
 def _power_fact(gpu: Gpu) -> Fact:
     text = (
         f"{gpu.label}: {show(round(gpu.load.utilisation_percent.mean))} % utilised at "
-        f"{show(round(gpu.load.power_w.mean))} W "
-        f"power draw"
+        f"{show(round(gpu.load.power_w.mean))} W power draw"
     )
     return Fact(text, gpu.load.power_w.mean, gpu.where)
 
@@ -87,8 +84,8 @@ def _noted_power(s: Situation) -> Fact | None:
 
 def _fix(s: Situation) -> list[str]:
     lines = [
-        "take evidence before restarting: py-spy dump --pid PID for the process of every stage, and the logs of "
-        "all ranks",
+        "take evidence before restarting: py-spy dump --pid PID for the process of every stage, and the logs of all "
+        "ranks",
         "restart the engine; have a watchdog restart it when generated tokens stay unchanged while requests run",
     ]
     if s.engine == "vllm":

@@ -46,10 +46,9 @@ def stage_divergence(s: Situation) -> Finding | None:
     finding = Finding(
         "stage-divergence",
         0.9 if is_missing else 0.95,
-        f"The stages disagree about what to run. Up to batch {split.ordinal - 1} all ranks formed the same ones; batch "
-        f"{split.ordinal} ({split.batch}) was formed by {formed} while {other} {instead}. From there on each waits "
-        f"for data that "
-        f"the other does not send.",
+        f"The stages disagree about what to run. Up to batch {split.ordinal - 1} all ranks formed the same ones; "
+        f"batch {split.ordinal} ({split.batch}) was formed by {formed} while {other} {instead}. From there on each "
+        "waits for data that the other does not send.",
         evidence=split.facts + _queue_facts(split, ranks) + _abort_facts(ranks) + s.progress.frozen,
         fix=_fix(s),
         gain=Gain("from a standstill to normal service"),
