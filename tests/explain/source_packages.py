@@ -222,6 +222,49 @@ class EnvBool:
 
 TOY_OVERLAP = EnvBool(False)  # @envs-define
 """,
+    "toyengine/worker.py": """
+from functools import partial
+
+from toyengine.args import ServerArgs
+
+
+class Base:
+    def __init__(self, args: ServerArgs):
+        self._args = args
+
+    @property
+    def ring(self):
+        return self._args.ring_depth  # @property
+
+    def info(self):
+        return self.name, self._args.ring_depth, 3  # @tuple
+
+    def bounded(self, ring):
+        return min(ring, 8)
+
+
+class Worker(Base):
+    def __init__(self, args: ServerArgs):
+        super().__init__(args)
+        name, ring, _ = self.info()  # @unpacked
+        if ring == 9:  # @unpacked-guard
+            self.start = partial(start, size=ring)  # @partial
+
+    def run(self, buffers):
+        if self.ring:  # @property-guard
+            return [buffer for buffer in buffers if self._args.ring_depth]  # @comprehension
+        value = 1 if self._args.ring_depth else 2  # @conditional
+        match self._args.ring_depth:  # @match
+            case 0:
+                return value
+        if (depth := self._args.ring_depth) > 2:  # @walrus
+            return self.bounded(depth)
+        return bytearray(self._args.ring_depth)  # @allocation
+
+
+def start(size):  # @partial-parameter
+    assert size, "empty"  # @partial-assert
+""",
     "toyengine/test/helpers.py": """
 def run(engine, ring_depth=1):  # @test-parameter
     return engine.start(ring_depth=ring_depth)  # @test-keyword

@@ -41,13 +41,15 @@ def roles_of(found: Study, marked: str) -> dict[str, str]:
     ("role", "marked"),
     [
         ("defines", "field option"),
-        ("validates", "assert refuse message"),
+        ("validates", "assert refuse message partial-assert"),
         (
             "guards",
             "getattr context alias-guard before after helper-guard early late mixin-attribute constructor-guard",
         ),
-        ("sizes", "ring ring-target ring-use ring-loop"),
+        ("guards", "unpacked-guard property-guard comprehension conditional match walrus"),
+        ("sizes", "ring ring-target ring-use ring-loop allocation"),
         ("passes on", "attribute constructor keyword positional parameter alias constructor-parameter listed entry"),
+        ("passes on", "property tuple unpacked partial partial-parameter"),
         ("derives", "override construct clamp"),
     ],
 )

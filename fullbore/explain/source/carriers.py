@@ -30,9 +30,10 @@ class Local:
 
 @dataclass(frozen=True)
 class Result:
-    """What `function` returns."""
+    """What `function` returns, or one element of the tuple that it returns."""
 
     function: Definition
+    element: int | None = None
 
 
 Carrier = Holder | Local | Result

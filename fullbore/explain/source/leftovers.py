@@ -24,6 +24,7 @@ class Leftovers:
         self._trace = trace
         self._name = setting.name
         self._is_environment = setting.is_environment
+        self._is_declared = bool(setting.declarations)
 
     def collect(self) -> None:
         """Takes in names as text, objects of unknown class, keywords and same-named variables, in that order."""
@@ -100,7 +101,9 @@ class Leftovers:
         elif name in ("setattr", "setdefault", "setenv"):
             self._trace.write(module, node, reach)
         elif position == 0 and ENVIRONMENT_READS.search(module.text(call.func)):
-            self._trace.take(module, call, Reach("environment variable"), named_at=node)
+            place = self._trace.take(module, call, Reach("environment variable"), named_at=node)
+            if place.role == "passes on" and not self._is_declared:
+                place.role = "defines"
         elif isinstance(module.parent[call], ast.ClassDef | Function):
             self._trace.findings.note(module, node, reach, "validates", f"@{module.text(call.func)}")
         else:
@@ -189,12 +192,12 @@ def _reason(module: Module | None, trace: Trace, name: str, number: int) -> str:
     for node in here:
         if isinstance(node, ast.Attribute):
             cls = trace.types.type_of(module, node.value)
-            return f"attribute of {cls.name if cls else 'another object'}, which is not given the setting"
+            return f"attribute of {cls.name if cls else 'another object'}, which is not seen to get the setting"
         if isinstance(node, ast.Name) and isinstance(module.scope(node), ast.ClassDef):
-            return f"field of {module.qualname(node)}, which is not given the setting"
+            return f"field of {module.qualname(node)}, which is not seen to get the setting"
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return "a function or class of this name"
-        return "a variable of this name that never holds the setting"
+        return "a variable of this name, not seen to get the setting"
     return "comment, docstring or message"
 
 

@@ -38,7 +38,9 @@ def find_setting(package: Package, index: Index, flag: str) -> Setting:
     """
     plain = flag.strip().lstrip("-").partition("=")[0]
     name = plain.replace("-", "_")
-    setting = _declared_as(index, name) or _declared_by_option(index, plain)
+    setting = _declared_as(index, name)
+    if setting is None or not setting.declarations:
+        setting = _declared_by_option(index, plain) or setting
     if setting is None:
         close = _close_matches(package, name)
         hint = f"close: {', '.join(close)}" if close else "give an option, a field or an environment variable of it"
@@ -80,9 +82,10 @@ def _declaring_modules(index: Index, name: str) -> list[Module]:
 
 
 def _is_anywhere(index: Index, name: str) -> bool:
-    """No declaration, but the code has an attribute, parameter, variable or key of that name."""
+    """No declaration, but an attribute, parameter or keyword of that name, or (environment) a lookup by that text."""
+    kinds = (ast.Attribute, ast.arg, ast.keyword)
     return any(
-        isinstance(node, (ast.Attribute, ast.arg, ast.keyword, ast.Constant)) or is_store(node)
+        isinstance(node, kinds) or (name.isupper() and isinstance(module.parent.get(node), (ast.Call, ast.Subscript)))
         for module in index.modules_with(name)
         for node in module.named.get(name, ())
     )
@@ -109,7 +112,7 @@ def _options(index: Index, name: str) -> list[tuple[Module, ast.AST]]:
             for node in module.named.get(text, ()):
                 call = _option_call(module, node)
                 given = isinstance(module.parent.get(node), ast.keyword)
-                if call is not None and (given if is_dest else _dest(call) in (None, name)):
+                if call is not None and (given if is_dest else _is_option_of(call, name)):
                     found.append((module, node))
     return found
 
@@ -122,11 +125,23 @@ def _option_call(module: Module, node: ast.AST) -> ast.Call | None:
     return above if isinstance(above, ast.Call) and terminal_name(above.func) in OPTION_CALLS else None
 
 
-def _dest(call: ast.Call) -> str | None:
-    for each in call.keywords:
-        if each.arg == "dest" and isinstance(each.value, ast.Constant):
-            return str(each.value.value)
-    return None
+def _is_option_of(call: ast.Call, name: str) -> bool:
+    """The option sets `name`: by its `dest`, by the field its default is taken from, or by any of its spellings."""
+    named = _named_target(call)
+    return named == name if named else name in _spellings(call)
+
+
+def _named_target(call: ast.Call) -> str | None:
+    given = {each.arg: each.value for each in call.keywords}
+    if isinstance(given.get("dest"), ast.Constant):
+        return str(ast.literal_eval(given["dest"]))
+    default = given.get("default")
+    return default.attr if isinstance(default, ast.Attribute) else None
+
+
+def _spellings(call: ast.Call) -> list[str]:
+    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    return [text.lstrip("-").replace("-", "_") for text in texts if text.startswith("--")]
 
 
 def _weight(module: Module, node: ast.AST, cls: Definition, options: list[tuple[Module, ast.AST]]) -> int:
@@ -155,28 +170,20 @@ def _declared_by_option(index: Index, plain: str) -> Setting | None:
         for node in module.named.get(text, ()) if module is not None else ():
             name = _option_target(module, node) if module is not None else None
             setting = _declared_as(index, name) if name else None
-            if setting is not None and setting.classes:
+            if setting is not None and setting.declarations:
                 return setting
     return None
 
 
 def _option_target(module: Module, node: ast.AST) -> str | None:
-    """The field that an option sets: its `dest`, its other spellings, or the field whose declaration it stands in."""
+    """The field that an option sets, for the text of one of its spellings."""
     call = _option_call(module, node)
     if call is not None:
-        dest = _dest(call)
-        default = next((each.value for each in call.keywords if each.arg == "default"), None)
-        return dest or (terminal_name(default) if default is not None else None) or _first_spelling(call)
+        return _named_target(call) or next(iter(_spellings(call)), None)
     statement = module.statement(node)
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return statement.target.id
     return None
-
-
-def _first_spelling(call: ast.Call) -> str | None:
-    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    longs = [text for text in texts if text.startswith("--")]
-    return longs[0].lstrip("-").replace("-", "_") if longs else None
 
 
 def _close_matches(package: Package, name: str) -> list[str]:

@@ -63,7 +63,7 @@ class Trace:
                 case Local():
                     self._follow_local(carrier, reach)
                 case Result():
-                    self._follow_result(carrier.function, reach)
+                    self._follow_result(carrier, reach)
 
     # ---- where a name that holds the setting is used
 
@@ -107,8 +107,8 @@ class Trace:
                 if attribute and local.module.path.removesuffix(".py").endswith(origin.replace(".", "/")):
                     yield module
 
-    def _follow_result(self, function: Definition, reach: Reach) -> None:
-        node = function.node
+    def _follow_result(self, result: Result, reach: Reach) -> None:
+        function, node = result.function, result.function.node
         around = function.module.class_of(node)
         cls = Definition(function.module, around) if around is not None else None
         if cls and any(terminal_name(each).endswith("property") for each in node.decorator_list):
@@ -118,7 +118,20 @@ class Trace:
             is_sure = dict(self.calls.targets(module, call.func)).get(function)
             if is_sure or (is_sure is not None and len(self.index.definitions(node.name)) == 1):
                 next_reach = replace(reach, entered=None)
-                self.take(module, call, next_reach if is_sure else next_reach.doubted())
+                self._take_result(module, call, next_reach if is_sure else next_reach.doubted(), result.element)
+
+    def _take_result(self, module: Module, call: ast.Call, reach: Reach, element: int | None) -> None:
+        """A call's value, or of a tuple the variable that its element is unpacked into."""
+        if element is None:
+            self.take(module, call, reach)
+            return
+        statement = module.parent[call]
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        for target in targets:
+            names = target.elts if isinstance(target, ast.Tuple) else []
+            if element < len(names) and not any(isinstance(each, ast.Starred) for each in names):
+                place = self.findings.note(module, names[element], reach, "passes on", module.text(names[element], 80))
+                self._flow(module, Flow("store", names[element]), reach, place)
 
     def _calls_of(self, function: Definition, cls: Definition | None) -> Iterator[tuple[Module, ast.Call]]:
         """Calls of a function of that name; of a method with a common name only in the files of its class."""
@@ -135,15 +148,14 @@ class Trace:
 
     # ---- one occurrence
 
-    def take(self, module: Module, node: ast.AST, reach: Reach, named_at: ast.AST | None = None) -> None:
+    def take(self, module: Module, node: ast.AST, reach: Reach, named_at: ast.AST | None = None) -> Place:
         """Records what an occurrence of the setting does, and follows where its value goes.
 
         `named_at` is the node that spells the name, where that is not the value itself (`getattr(x, "name")`).
         """
         self.findings.covered.add(node)
         if is_store(node) or isinstance(getattr(node, "ctx", None), ast.Del):
-            self.write(module, node, reach)
-            return
+            return self.write(module, node, reach)
         use = Climb(module, node).use
         place = self.findings.note(module, named_at or node, reach, use.role, use.into)
         place.condition, place.runs = use.condition, use.runs
@@ -151,8 +163,9 @@ class Trace:
             place.condition = condition_above(module, node)
         for flow in use.flows:
             self._flow(module, flow, reach, place)
+        return place
 
-    def write(self, module: Module, node: ast.AST, reach: Reach) -> None:
+    def write(self, module: Module, node: ast.AST, reach: Reach) -> Place:
         """An assignment to the setting: a default where it was unset, otherwise a change."""
         statement = module.statement(node)
         is_declaration = isinstance(statement, ast.AnnAssign) and isinstance(module.parent[statement], ast.ClassDef)
@@ -160,6 +173,7 @@ class Trace:
         role: Role = "defines" if is_declaration else "defaults" if is_default else "derives"
         place = self.findings.note(module, node, reach, role, module.text(statement, 120))
         place.condition = condition_above(module, node)
+        return place
 
     def asks_if_unset(self, module: Module, node: ast.AST, value: ast.expr | None) -> bool:
         """The branch around asks whether what is assigned here is still None or empty (a flag is never empty)."""
@@ -174,7 +188,8 @@ class Trace:
 
     def _flow(self, module: Module, flow: Flow, reach: Reach, place: Place) -> None:
         is_local = isinstance(flow.target, ast.Name)
-        reach = replace(reach, hops=reach.hops + (reach.derived is not None or not is_local))
+        keeps_name = is_local or terminal_name(flow.target) == self.name
+        reach = replace(reach, hops=reach.hops + (not keeps_name))
         if reach.hops > (MAX_HOPS if reach.derived is None else MAX_DERIVED_HOPS):
             return
         if reach.derived is not None and flow.derived and not flow.is_bound:
@@ -278,7 +293,7 @@ class Trace:
         assert isinstance(function, Function)
         if reach.entered is not function:
             reach = replace(self._computed(module, flow, reach, f"{function.name}()"), entered=None)
-            self.add(Result(Definition(module, function)), reach.named(f"result of {function.name}"))
+            self.add(Result(Definition(module, function), flow.element), reach.named(f"result of {function.name}"))
         elif function not in self._answers:
             self._answers[function] = flow
             for caller, call, caller_reach in list(self._call_sites[function]):
@@ -291,7 +306,7 @@ class Trace:
             return
         name = answer.target.name
         answered = self._computed(module, replace(answer, target=call), reach.named(f"answer of {name}"), f"{name}()")
-        self.take(module, call, answered)
+        self._take_result(module, call, answered, answer.element)
 
 
 def _callable_name(target: Definition) -> str:

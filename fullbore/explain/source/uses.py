@@ -64,6 +64,7 @@ class Flow:
     call: ast.Call | None = None
     is_bound: bool = False  # the computation only bounds the value (min, max)
     mixed: str = ""  # the condition that joins a test of the setting with others, or empty
+    element: int | None = None  # "return" of a tuple: the value's position in it
 
 
 @dataclass
@@ -214,7 +215,11 @@ class Climb:
                 if isinstance(target, ast.Tuple) and len(target.elts) == len(above.elts) and position >= 0:
                     self._flow_to(target.elts[position])
             return None
-        if isinstance(statement, ast.Return):
+        function = self.module.function(statement)
+        if isinstance(statement, ast.Return) and isinstance(above, ast.Tuple) and function and node in above.elts:
+            position = above.elts.index(node)
+            self.use.flows.append(Flow("return", function, self._derived, mixed=self._mixed, element=position))
+            self.use.into = f"the result of {function.name}"
             return None
         return above if isinstance(statement, (ast.BinOp, ast.Starred)) else None
 
