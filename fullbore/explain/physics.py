@@ -57,6 +57,12 @@ def default_partition(engine: str | None, layers: int, num_stages: int) -> list[
     return [base + (stage >= num_stages - rest) for stage in range(num_stages)]
 
 
+def old_default_partition(layers: int, num_stages: int) -> list[int]:
+    """How older releases of SGLang and vLLM cut layers: the whole remainder on the last stage."""
+    base, rest = divmod(layers, num_stages)
+    return [base] * (num_stages - 1) + [base + rest]
+
+
 def balanced_partition(layer_costs: Sequence[float], num_stages: int, fixed: Sequence[float] = ()) -> list[int]:
     """Contiguous layers per stage: the least costly largest stage, and of those splits the most even one.
 

@@ -98,9 +98,20 @@ def understand(evidence: Evidence) -> Situation:
     s.timeline = build_timeline(evidence.traces, s.tp, s.P)
     if s.pp is None and s.timeline is not None:
         s.pp = Fact(f"{s.timeline.num_stages} ranks in the traces", s.timeline.num_stages, evidence.traces[0].source)
+    if s.load.in_flight is None and s.timeline is not None and s.timeline.batch_size is not None:
+        s.load.in_flight = _in_flight_of_traces(s.timeline, evidence)
     s.busy = read_busy(evidence, s.timeline, s.stages, s.P)
     s.speed = read_speed(evidence, settings, s.load, s.progress, s.model, s.card, s.tp, s.P)
     return s
+
+
+def _in_flight_of_traces(timeline: Timeline, evidence: Evidence) -> Fact | None:
+    """Requests of one batch times the micro-batches that travel at once."""
+    if not timeline.is_complete or not timeline.batch_size or not timeline.concurrent_mean:
+        return None
+    count = max(round(timeline.concurrent_mean), 1) * timeline.batch_size
+    text = f"about {show(count)} requests in flight: batches of {show(timeline.batch_size)} in the traces"
+    return Fact(text, count, evidence.traces[0].source)
 
 
 def _engine(evidence: Evidence) -> tuple[str | None, Fact | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fullbore.explain.facts import Fact, show
-from fullbore.explain.physics import default_partition
+from fullbore.explain.physics import default_partition, old_default_partition
 from fullbore.explain.situation import Situation
 
 _EVEN_KV = 0.02  # KV pools closer than this hold the same number of layers
@@ -84,12 +86,29 @@ def _from_kv(s: Situation) -> Fact | None:
 
 def _default(s: Situation) -> Fact | None:
     total = total_layers(s)
-    if total is None or s.P is None or total.number < s.P or s.engine not in ("sglang", "vllm"):
+    if total is None or s.P is None or not 2 <= s.P <= total.number or s.engine not in ("sglang", "vllm"):
         return None
-    layers = default_partition(s.engine, int(total.number), s.P)
-    return Fact(
-        f"layers per stage {_join(layers)} ({s.engine}'s default for {show(total.number)})", layers, total.source
-    )
+    layers, release = default_partition(s.engine, int(total.number), s.P), f"{s.engine}'s default"
+    older = old_default_partition(int(total.number), s.P)
+    observed = _last_over_others(s)
+    if observed is not None and abs(_ratio(older) - observed) < abs(_ratio(layers) - observed):
+        layers, release = older, f"the default of older releases of {s.engine}, which the sizes of the stages fit"
+    return Fact(f"layers per stage {_join(layers)} ({release} for {show(total.number)})", layers, total.source)
+
+
+def _last_over_others(s: Situation) -> float | None:
+    """The last stage against the mean of the others: by weights, memory in use, or time at work."""
+    weights = [fact.number for fact in stage_weights_gb(s)]
+    memory = [sum(gpu.memory_used_mib or 0.0 for gpu in stage) for stage in s.stages]
+    busy = s.busy.shares if s.busy is not None and s.busy.is_trusted else []
+    for sizes in (weights, memory, busy):
+        if len(sizes) == s.P and min(sizes) > 0:
+            return _ratio(sizes)
+    return None
+
+
+def _ratio(sizes: Sequence[float]) -> float:
+    return sizes[-1] / (sum(sizes[:-1]) / (len(sizes) - 1))
 
 
 def _join(layers: list[int]) -> str:

@@ -513,12 +513,22 @@ VARIANTS = [
         ("few-requests", "insufficient-evidence"),
     ),
     Variant(
-        "out of memory while loading",
+        "out of memory on one of four even stages",
+        lambda m: m.launch("python3 -m sglang.launch_server --model-path /m/Qwen3-32B --pp-size 4").write(
+            "server.log",
+            "[2026-03-01 10:00:00 PP1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+        ),
+        ("kv-limited",),
+        absent=("imbalance",),
+    ),
+    Variant(
+        "out of memory on the last stage, where older releases put the remainder",
         lambda m: m.launch("python3 -m sglang.launch_server --model-path /m/Qwen3-235B-A22B --pp-size 8").write(
             "server.log",
             "[2026-03-01 10:00:00 PP7] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
         ),
-        ("kv-limited",),
+        ("imbalance", "kv-limited"),
+        ("17 of 94", "SGLANG_PP_LAYER_PARTITION=12,12,12,12,12,12,11,11"),
     ),
     # ----------------------------------------------------------------------------------------------- not-idle-time
     Variant(
@@ -724,6 +734,157 @@ VARIANTS = [
         ),
         ("at-roofline", "insufficient-evidence"),
         absent=("packed-slot", "few-requests", "ring-order"),
+    ),
+    # ------------------------------------------------------------------------------------------------ more of each
+    Variant(
+        "sixteen stages, the rest of 61 layers on the last",
+        lambda m: (
+            m.launch("vllm serve /models/DeepSeek-V3 --pipeline-parallel-size 16")
+            .vllm_stats(200, tok_s=2000.0)
+            .smi(
+                H100,
+                [21] * 15 + [98],
+                power=[200.0] * 15 + [600.0],
+                limit=700.0,
+                clock=1980.0,
+                memory=[20_000.0] * 15 + [78_000.0],
+            )
+        ),
+        ("imbalance",),
+        ("16 of 61", "last stage"),
+        ("packed-slot", "few-requests"),
+    ),
+    Variant(
+        "traces of batches of one",
+        lambda m: traces(m, [900.0] * 4, 1, 1),
+        ("few-requests",),
+        ("1/4",),
+        ("packed-slot",),
+    ),
+    Variant(
+        "two unequal machines in series",
+        lambda m: m.bench(
+            {"concurrency": 1, "output_tok_s": 40.0, "gpus": 1, "machine": "fast"},
+            {"concurrency": 1, "output_tok_s": 20.0, "gpus": 1, "machine": "slow"},
+            {"concurrency": 1, "output_tok_s": 24.0, "gpus": 2, "machine": "both"},
+        ),
+        ("pp-latency-expected",),
+        absent=("not-idle-time", "slow-link"),
+    ),
+    Variant(
+        "prefill: stages far ahead of tensor ranks on slow slots",
+        lambda m: m.notes(gpu="RTX 3090", gpus=2, input_tokens=16384, output_tokens=1).bench(
+            {"concurrency": 1, "input_tok_s": 379.0, "layout": "tp2"},
+            {"concurrency": 1, "input_tok_s": 1046.0, "layout": "pp2"},
+        ),
+        ("slow-link",),
+        ("2.76",),
+    ),
+    Variant(
+        "tensor ranks without graphs against stages with: something else differs",
+        lambda m: m.notes(gpu="RTX 3090", gpus=2).bench(
+            {"concurrency": 1, "output_tok_s": 28.0, "layout": "tp2", "cuda_graph": False},
+            {"concurrency": 1, "output_tok_s": 112.6, "layout": "pp2", "cuda_graph": True},
+        ),
+        ("insufficient-evidence",),
+        absent=("slow-link", "not-idle-time"),
+    ),
+    Variant(
+        "twice the network, the same speed",
+        lambda m: (
+            m.launch("vllm serve /models/Llama-3-70B --pipeline-parallel-size 2")
+            .notes(concurrent_requests=1)
+            .bench(
+                {"concurrency": 1, "output_tok_s": 20.0, "link_gbps": 400},
+                {"concurrency": 1, "output_tok_s": 20.1, "link_gbps": 800},
+            )
+        ),
+        ("few-requests", "pp-latency-expected"),
+        ("no difference",),
+        ("slow-link",),
+    ),
+    Variant(
+        "two dumps three seconds apart are too close to call it a hang",
+        lambda m: (
+            m.launch(VLLM_PP4)
+            .vllm_metrics("1.prom", running=6, tokens=500)
+            .vllm_metrics("2.prom", running=6, tokens=500)
+            .notes(metrics="3 s apart")
+        ),
+        ("insufficient-evidence",),
+        absent=("spin-deadlock",),
+    ),
+    Variant(
+        "an uneven split on equal cards, seen only in the settings",
+        lambda m: m.launch("VLLM_PP_LAYER_PARTITION=10,10,10,30 " + VLLM_PP4).vllm_stats(64, 20),
+        ("imbalance",),
+        ("VLLM_PP_LAYER_PARTITION=15,15,15,15",),
+    ),
+    Variant(
+        "all slots filled, graphs on, and still idle",
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 8")
+            .sglang_decode(8, 4)
+            .notes(clients=32)
+            .smi(H100, [30, 31, 29, 30, 30, 31, 30, 29], power=220.0, limit=700.0, clock=1980.0)
+        ),
+        ("control-plane-latency", "insufficient-evidence"),
+        absent=("packed-slot", "few-requests", "imbalance", "ring-order", "launch-bound"),
+    ),
+    Variant(
+        "a mixture of experts on one small machine",
+        lambda m: (
+            m.launch("vllm serve openai/gpt-oss-120b --max-num-seqs 1")
+            .bench({"concurrency": 1, "output_tok_s": 52.0, "itl_ms_mean": 19.2})
+            .smi("NVIDIA GB10", [95], power=46.0, limit=None, clock=2400.0, link=(1, 1))
+        ),
+        ("at-roofline",),
+        absent=("clock-throttle", "slow-link", "few-requests"),
+    ),
+    Variant(
+        "speculation with depth one at three quarters",
+        lambda m: (
+            m.launch(SGLANG_PP4 + " --speculative-algorithm EAGLE --pp-async-batch-depth 1")
+            .sglang_decode(4, 16, queue=30)
+            .smi(H100, [75, 74, 76, 75], power=480.0, limit=700.0, clock=1980.0)
+        ),
+        ("insufficient-evidence",),
+        absent=("ring-order",),
+    ),
+    Variant(
+        "tensor ranks alone are no pipeline",
+        lambda m: (
+            m.launch("vllm serve /models/Llama-3.1-70B-FP8 --tensor-parallel-size 4")
+            .vllm_stats(1, tok_s=70.0)
+            .smi(H100, [90, 91, 90, 92], power=450.0, limit=700.0, clock=1980.0)
+        ),
+        ("at-roofline", "insufficient-evidence"),
+        absent=("few-requests", "packed-slot", "slow-link"),
+    ),
+    Variant(
+        "an idle card's clock is low: no throttling",
+        lambda m: m.launch(VLLM_PP4).smi(H100, [0, 0, 0, 0], power=70.0, limit=700.0, clock=345.0),
+        ("insufficient-evidence",),
+        ("under load",),
+        ("clock-throttle",),
+    ),
+    Variant(
+        "one request at a time because the server admits no more",
+        lambda m: m.launch(VLLM_PP4 + " --max-num-seqs 1").vllm_stats(1, 15, tok_s=30.0),
+        ("few-requests",),
+        ("--max-num-seqs 16",),
+        ("packed-slot", "kv-limited"),
+    ),
+    Variant(
+        "frozen, and cards at work: perhaps one long prompt",
+        lambda m: (
+            m.launch(VLLM_PP4)
+            .vllm_metrics("1.prom", running=1, tokens=500)
+            .vllm_metrics("2.prom", running=1, tokens=500)
+            .smi(H100, [97, 98, 96, 97], power=620.0, limit=700.0, clock=1980.0)
+        ),
+        ("insufficient-evidence",),
+        absent=("spin-deadlock",),
     ),
 ]
 

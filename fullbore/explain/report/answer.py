@@ -36,7 +36,7 @@ def _verdict(finding: Finding) -> dict[str, Any]:
         "id": finding.id,
         "confidence": finding.confidence,
         "summary": finding.summary,
-        "evidence": [_fact(fact) for fact in finding.evidence[:_SHOWN_EVIDENCE]],
+        "evidence": [_fact(fact) for fact in _unique(finding.evidence)[:_SHOWN_EVIDENCE]],
         "against": [_fact(fact) for fact in finding.against],
         "unexplained": finding.unexplained,
         "fix": list(finding.fix),
@@ -44,6 +44,10 @@ def _verdict(finding: Finding) -> dict[str, Any]:
         "verify": finding.verify,
         "source": finding.precedent,
     }
+
+
+def _unique(facts: list[Fact]) -> list[Fact]:
+    return list({fact.text: fact for fact in facts}.values())
 
 
 def _fact(fact: Fact) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def page(s: Situation, answer: dict[str, Any]) -> str:
     body = [f'<h1>fullbore explain: <span class="{kind}">{escape(primary["id"])}</span></h1>']
     body += [_verdict(verdict) for verdict in answer["verdicts"]]
     body.append("<h2>Plots</h2>" + "".join(_plots(s)))
-    body.append(_facts("True, but not the bottleneck", answer["not_the_bottleneck"]))
+    body.append(_facts("Found, but not the bottleneck", answer["not_the_bottleneck"]))
     body.append(_missing(answer["missing"]))
     body.append(_facts("What the evidence says", answer["facts"]))
     body.append(_files(answer))

@@ -32,7 +32,7 @@ def print_answer(answer: dict[str, Any], console: Console) -> None:
 def _lines(answer: dict[str, Any]) -> Iterator[_Line]:
     for number, verdict in enumerate(answer["verdicts"]):
         yield from _verdict(verdict, is_primary=number == 0)
-    yield from _facts("True, but not the bottleneck", answer["not_the_bottleneck"], "-")
+    yield from _facts("Found, but not the bottleneck", answer["not_the_bottleneck"], "-")
     if answer["hypotheses"]:
         yield _Line("Possible, not shown by this evidence", "bold")
         for one in answer["hypotheses"]:

@@ -254,8 +254,8 @@ def _by_elimination(s: Situation) -> Finding | None:
     )
     facts = [fact for fact in (s.load.in_flight, s.load.micro_batch) if fact is not None]
     summary = (
-        "Every slot has a micro-batch, and still all stages idle most of the time: what is left is what lies "
-        "between steps."
+        "Every slot has a micro-batch, and still all stages idle most of the time: what is left is what lies between "
+        "steps."
     )
     return _finding(s, 0.55, summary, [fact, *facts])
 

@@ -5,11 +5,14 @@ With few requests it does not matter: then the sum of the stages' times counts, 
 
 from __future__ import annotations
 
+import re
+
 from fullbore.explain.busy import is_low_power, stage_times_ms
 from fullbore.explain.cards import find_card
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import partition
-from fullbore.explain.physics import balanced_partition, weighted_partition
+from fullbore.explain.gains import Run, simulated_factor
+from fullbore.explain.physics import balanced_partition, old_default_partition, weighted_partition
 from fullbore.explain.situation import Situation
 from fullbore.explain.stage_layers import given_layers, stage_layers, stage_weights_gb, total_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
@@ -126,6 +129,8 @@ def _at_start(s: Situation) -> Finding | None:
     layers = stage_layers(s)
     if mark is None or s.speed.tok_s is not None or s.P is None or s.P < 2 or _cards_differ(s):
         return None
+    if not sizes and (older := _older_default(s, mark.text)) is not None:
+        sizes, facts, layers = [float(n) for n in older.value], [older], older
     if not sizes and layers is not None:
         sizes, facts = [float(n) for n in layers.value], [layers]
     if not sizes or len(sizes) * max(sizes) / sum(sizes) < _UNEVEN_SIZE:
@@ -146,6 +151,20 @@ def _at_start(s: Situation) -> Finding | None:
         precedent="sglang#9798",
         is_at_start=True,
     )
+
+
+def _older_default(s: Situation, line: str) -> Fact | None:
+    """The last stage runs out of memory: with the split of older releases it holds the whole remainder."""
+    total = total_layers(s)
+    if total is None or s.P is None or total.number < s.P or s.engine not in ("sglang", "vllm"):
+        return None
+    if not re.search(rf"PP_?{s.P - 1}\b", line):
+        return None
+    layers = old_default_partition(int(total.number), s.P)
+    text = (
+        f"layers per stage {','.join(str(n) for n in layers)} (older releases of {s.engine}: the remainder on the last)"
+    )
+    return Fact(text, layers, total.source)
 
 
 def _others_spin(s: Situation, slow: int) -> bool:
@@ -176,14 +195,26 @@ def _rebalanced(s: Situation, shares: list[float], layers: Fact | None) -> tuple
             times.append(sum(costs[position : position + count]))
             position += count
     factor = largest / max(times)
+    simulated = _simulated(s, shares, times)
     gain = Gain(
-        f"{show(1 + (factor - 1) * 0.7)} to {show(factor)} × tokens/s with {','.join(str(n) for n in after)}",
+        f"{show(1 + (factor - 1) * 0.7)} to {show(factor)} × tokens/s with {','.join(str(n) for n in after)}"
+        + (f"; {show(simulated)} × in a simulation of these stages" if simulated is not None else ""),
         1 + (factor - 1) * 0.7,
         factor,
         assumes="a layer costs what its stage's time divided by its layers says (the head counted with the last "
         "stage's), and requests keep every stage supplied",
     )
     return after, gain
+
+
+def _simulated(s: Situation, before: list[float], after: list[float]) -> float | None:
+    """The requests at hand on stages with the present and the new times."""
+    if s.load.known is None:
+        return None
+    size = max(round(s.load.micro_batch.number), 1) if s.load.micro_batch is not None else None
+    engine = "sglang" if s.engine == "sglang" and size is not None else None
+    run = Run(lambda requests: 0.01, before, s.load.known, engine, max_micro_batch=size)
+    return simulated_factor(run, run.changed(stage_factors=after))
 
 
 def _cards_differ(s: Situation) -> bool:

@@ -143,8 +143,8 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _aside(finding: Finding, primary: Finding) -> Fact:
-    why = "true, but not what limits now" if primary.id not in NOTHING_WRONG else "true, and no fault"
-    return Fact(f"{finding.id} ({why}): {finding.summary}", finding.id)
+    why = "no fault" if primary.id in NOTHING_WRONG else "but not what limits now"
+    return Fact(f"{finding.id} ({finding.confidence}, {why}): {finding.summary}", finding.id)
 
 
 def _insufficient(s: Situation, missing: list[Missing], weak: list[Finding]) -> Finding:

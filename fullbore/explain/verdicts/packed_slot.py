@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fullbore.explain.facts import Fact, first, show
 from fullbore.explain.fixes import spread_over_micro_batches
+from fullbore.explain.gains import Run, linear_between, simulated_factor
 from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding, Gain
 
@@ -130,7 +131,7 @@ def _from_account(s: Situation) -> _Occupied | None:
 def _from_utilisation(s: Situation, possible: int) -> _Occupied | None:
     """Utilisations that add up to one stage: one at a time. Nothing inflates idleness."""
     busy = s.busy
-    if busy is None or not busy.is_trusted or possible < 2:
+    if busy is None or not busy.is_trusted or possible < 2 or s.load.prefill_side is not None:
         return None
     low, high = _ONE_AT_A_TIME
     if not low <= busy.total <= min(high, _PACKED * possible) or busy.spread > 1.5:
@@ -212,9 +213,12 @@ def _gain(s: Situation, requests: int, count: int, stages: int) -> Gain:
         size = ceil(requests / possible)
         after = lone.number + (step.number - lone.number) * (size - 1) / (requests - 1)
         factor = step.number / after
+        simulated = _simulated(s, requests, stages, size)
+        least = min(1 + (factor - 1) / 2, simulated or factor)
         return Gain(
-            f"1 to {show(factor)} × tokens/s at the same concurrency",
-            1.0,
+            f"{show(least)} to {show(factor)} × tokens/s at the same concurrency"
+            + (f"; {show(simulated)} × in a simulation of these stages" if simulated is not None else ""),
+            least,
             factor,
             assumes=f"equal stages whose time grows linearly from {show(lone.value)} ms (1 request) to "
             f"{show(step.value)} ms ({requests} requests) over all stages: max(Σ s({size}), {possible} · max "
@@ -229,6 +233,18 @@ def _gain(s: Situation, requests: int, count: int, stages: int) -> Gain:
         assumes="how stage time depends on the batch is not in the evidence; a bench at concurrency 1 and at the "
         "present one tells",
     )
+
+
+def _simulated(s: Situation, requests: int, stages: int, size: int) -> float | None:
+    """The same requests in one micro-batch and spread, on stages with the measured times."""
+    if s.speed.lone_ms is None or s.speed.step_ms is None:
+        return None
+    decode_s = linear_between((1, s.speed.lone_ms.number / 1000), (requests, s.speed.step_ms.number / 1000), stages)
+    if s.engine == "sglang":
+        packed = Run(decode_s, [1.0] * stages, requests, "sglang", max_micro_batch=requests)
+        return simulated_factor(packed, packed.changed(max_micro_batch=size))
+    packed = Run(decode_s, [1.0] * stages, requests, micro_batches=1)
+    return simulated_factor(packed, packed.changed(micro_batches=None))
 
 
 def _unique(facts: list[Fact | None]) -> list[Fact]:

@@ -265,7 +265,7 @@ def _tensor_finding(s: Situation, tensor: BenchRow, stages: BenchRow, metric: st
         evidence=[*facts, *[_link_fact(gpu) for gpu in s.gpus if _has_link(gpu)][:8]],
         fix=[
             f"the pipeline layout ({stages.layout}) on these links; or full-width links, peer access, NVLink for "
-            f"tensor ranks"
+            "tensor ranks"
         ],
         gain=Gain(f"{show(ratio)} × in {metric}, measured", ratio, ratio, metric),
         verify="nvidia-smi topo -m and nvidia-smi topo -p2p r: how are these GPUs joined?",

@@ -41,7 +41,7 @@ def spin_deadlock(s: Situation) -> Finding | None:
     elif len(s.progress.frozen) > 1:
         finding.strength = 0.85
     if hot:
-        finding.strength -= 0.25
+        finding.strength -= 0.3  # work without tokens is more likely one long prompt
     if dead is not None:
         finding.evidence.insert(0, dead.fact())
         finding.summary += " One process has died; its peers wait for it."
