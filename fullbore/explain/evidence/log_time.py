@@ -9,6 +9,7 @@ from functools import lru_cache
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _NO_YEAR = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
 _SEARCHED_CHARS = 90
+_EPOCH = datetime(2000, 1, 1)  # any: no time zones, only differences
 
 
 def log_time_s(line: str) -> float | None:
@@ -30,6 +31,6 @@ def _seconds_of(text: str) -> float | None:
 def _seconds(parts: tuple[str, ...]) -> float | None:
     try:
         year, month, day, hour, minute, second = (int(part) for part in parts)
-        return datetime(year, month, day, hour, minute, min(second, 59)).timestamp()
+        return (datetime(year, month, day, hour, minute, min(second, 59)) - _EPOCH).total_seconds()
     except ValueError:
         return None

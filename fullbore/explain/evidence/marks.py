@@ -26,10 +26,12 @@ _KINDS = [
             "NCCL",
             r"NCCL.*(?:operation timed? ?out|timeout exceeded|ncclRemoteError|remote process exited)",
         ),
+        ("collective-timeout", "imed out waiting", r"[Tt]imed out waiting \d+ ?ms for (?:recv|send)"),
         ("scheduler-watchdog", "atchdog", r"[Ww]atchdog (?:timeout|timed out)|self\.watchdog_timeout"),
         ("broadcast-stuck", "shared memory broadcast", r"No available shared memory broadcast block found"),
         ("rpc-timeout", "imed out", r"RPC call to \w+ timed out|EngineCore.*timed out|execute_model timed out"),
         ("engine-dead", "ead", r"EngineDeadError|Engine core proc\w* .*died|worker .*died|Worker proc .*died"),
+        ("engine-dead", "ctor", r"RayActorError|ActorDiedError|actor died unexpectedly"),
         ("killed", "exit", r"exit(?:ed with)? code:? -9|signal 9|SIGKILL"),
         (
             "out-of-memory",
