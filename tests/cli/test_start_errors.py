@@ -20,11 +20,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_one_line(arguments: list[str | Path], temporary: Path, *expected: str) -> None:
     done = run_fullbore(*arguments, temporary=temporary)
     assert done.returncode not in (0, None)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("Stage ")]  # progress
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("fullbore: ")
+    *progress, error = done.stderr.splitlines()
+    assert all(line.endswith(("...", "MB", "done")) for line in progress), done.stderr
+    assert error.startswith("fullbore: ")
     for text in expected:
-        assert text in lines[0]
+        assert text in error
     assert list(temporary.iterdir()) == []
 
 
