@@ -47,13 +47,15 @@ class Rates:
         if not self.device.runs_natively(arithmetic) and arithmetic in ("fp8", "fp4"):
             arithmetic = "bf16"  # the weights are expanded inside the kernel
         efficiency *= ARITHMETIC_EFFICIENCY[arithmetic]
-        if matrix.num_experts:
+        if matrix.num_experts and fmt.is_weight_only:
+            efficiency *= self.parameters.grouped_weight_only_efficiency
+        elif matrix.num_experts:
             efficiency *= self.parameters.grouped_efficiency
         return self.device.flops(arithmetic) * efficiency
 
     def attention_flops(self) -> float:
         efficiency = self.device.compute_efficiency * self.parameters.compute_factor
-        return self.device.flops("bf16") * efficiency * self.parameters.attention_efficiency
+        return self.device.flops("bf16") * efficiency * self.device.attention_efficiency
 
 
 def rates_of(device: Device, parameters: CostParameters) -> Rates:

@@ -27,6 +27,7 @@ class Device:
     source: str
     memory_efficiency: float = 0.857  # share of `bandwidth_bytes_s` that reading weights reaches
     compute_efficiency: float = 0.72  # share of `tflops` that large matrix products reach
+    attention_efficiency: float = 0.9  # of prefill attention against those
     kernel_s: float = 3.0e-6  # a kernel's start and tail inside a CUDA graph
     has_graphs: bool = True  # launches can be recorded and replayed
 
@@ -46,7 +47,9 @@ def _gpu(
     name: str, memory: float, bandwidth_gb_s: float, link: str, power_w: float, source: str, **more: Any
 ) -> Device:
     efficiencies = {
-        key: more.pop(key) for key in ("memory_efficiency", "compute_efficiency", "kernel_s") if key in more
+        key: more.pop(key)
+        for key in ("memory_efficiency", "compute_efficiency", "attention_efficiency", "kernel_s")
+        if key in more
     }
     return Device(
         name=name,
@@ -61,20 +64,21 @@ def _gpu(
 
 
 # Efficiencies. RTX PRO 6000: measured layer times of LLMServingSim 2.0 (a matrix product's time against its bytes is a
-# straight line of 1.536 TB/s; 2,048 tokens run at 0.8 of peak). H100, B200: decode and prefill in the tables of
-# aiconfigurator 0.12. The others take the values of their generation.
+# straight line of 1.536 TB/s; 2,048 tokens run at 0.8 of peak, their attention at 200-270 TFLOPS). H100, B200: decode
+# and prefill in the tables of aiconfigurator 0.12. The others take the values of their generation.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
         _gpu(
             "rtx-pro-6000", 97887 * MIB, 1792, "pcie5", 600,
             "NVIDIA RTX PRO 6000 Blackwell datasheet; 467.8 TFLOPS at the 2,430 MHz of the Server Edition",
-            bf16=467.8, fp8=935.6, fp4=1871.2, fp32=117.0, compute_efficiency=0.82, kernel_s=3.5e-6,
+            bf16=467.8, fp8=935.6, fp4=1871.2, fp32=117.0,
+            compute_efficiency=0.82, attention_efficiency=0.65, kernel_s=3.5e-6,
         ),
         _gpu(
             "5090", 32607 * MIB, 1792, "pcie5", 575,
             "NVIDIA RTX Blackwell GPU architecture white paper",
-            bf16=209.5, fp8=419.0, fp4=1676.0, fp32=104.8, compute_efficiency=0.85,
+            bf16=209.5, fp8=419.0, fp4=1676.0, fp32=104.8, compute_efficiency=0.85, attention_efficiency=0.65,
         ),
         _gpu(
             "4090", 24564 * MIB, 1008, "pcie4", 450,
@@ -111,7 +115,7 @@ DEVICES: dict[str, Device] = {
         _gpu(
             "h20", 97871 * MIB, 4000, "nvlink4", 500,
             "NVIDIA H20, as published by server makers",
-            bf16=148.0, fp8=296.0, fp32=44.0, compute_efficiency=0.85,
+            bf16=148.0, fp8=296.0, fp32=44.0, compute_efficiency=0.95,  # little arithmetic for its bandwidth
         ),
         _gpu(
             "b200", 183359 * MIB, 8000, "nvlink5", 1000,

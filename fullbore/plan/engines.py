@@ -25,6 +25,8 @@ class Engine:
     max_batch: int = 256  # requests running at once, by default
     chunk_tokens: int = 2048  # prompt tokens in a micro-batch, by default
     is_admission_reserved: bool = False  # a request starts only when its longest possible cache fits
+    exchanges_first: bool = False  # results are exchanged before launching (SGLang with speculative decoding)
+    dynamic_chunks: bool = False  # SGLang's dynamic chunking
     residual_travels_apart: bool = True  # hidden state and residual are two tensors between stages
 
 

@@ -10,10 +10,8 @@ from fullbore.errors import ConfigError
 Arithmetic = Literal["fp32", "bf16", "fp8", "fp4"]
 ROLES = ("attention", "mlp", "shared", "experts", "router", "embedding", "head")
 
-# A weight-only format is expanded to bf16 inside the kernel, which costs arithmetic that large batches feel. 0.5 is
-# what int4 mixture-of-experts kernels reach of their bf16 counterparts on H100, B200 and RTX PRO 6000 in the kernel
-# tables of aiconfigurator 0.12.
-WEIGHT_ONLY_EFFICIENCY = 0.5
+# A weight-only format is expanded to bf16 inside the kernel, which costs arithmetic that large batches feel.
+WEIGHT_ONLY_EFFICIENCY = 0.85
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,10 @@ class WeightFormat:
     bytes_per_param: float
     arithmetic: Arithmetic
     compute_efficiency: float = 1.0  # relative to weights that are stored in `arithmetic` itself
+
+    @property
+    def is_weight_only(self) -> bool:
+        return self.compute_efficiency < 1
 
 
 FORMATS: dict[str, WeightFormat] = {

@@ -66,7 +66,7 @@ def parse_hardware(text: str, known: Mapping[str, Device] | None = None) -> Hard
     hosts: list[int] = []
     for host, on_host in enumerate(text.split("/")):
         for part in on_host.split("+"):
-            match = re.fullmatch(r"\s*(?:(\d+)\s*[x×*]\s*)?([A-Za-z0-9][\w .-]*?)\s*", part)
+            match = re.fullmatch(r"\s*(?:(\d+)\s*[xX×*]\s*)?([A-Za-z0-9][\w .-]*?)\s*", part)
             if match is None:
                 raise ConfigError(
                     f"--hardware {text!r} is not a list of devices; write for example '8x rtx-pro-6000' or "

@@ -35,11 +35,11 @@ LINKS: dict[str, Link] = {
         ),
         Link(
             name="pcie4",
-            bandwidth_bytes_s=14 * GB,
+            bandwidth_bytes_s=8 * GB,
             latency_s=25e-6,
             all_reduce_latency_s=20e-6,
-            ring_step_latency_s=5e-6,
-            source="PCIe 4.0 x16 (32 GB/s raw), without peer access through host memory",
+            ring_step_latency_s=8e-6,
+            source="PCIe 4.0 x16 (32 GB/s raw); cards without peer access copy twice, through host memory",
         ),
         Link(
             name="nvlink3",

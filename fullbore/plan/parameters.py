@@ -26,8 +26,10 @@ class CostParameters:
     # of itself to the longer one. Measured: gate-up projection of Llama 3.1 8B on RTX PRO 6000 at 1-2,048 tokens.
     overlap_loss: float = 0.25
 
-    grouped_efficiency: float = 0.7  # of experts' matrix products against one large product (aiconfigurator 0.12)
-    attention_efficiency: float = 0.65  # of prefill attention against it (LLMServingSim, 2,048 tokens: 200-270 TFLOPS)
+    # Of experts' matrix products against one large product, and of those whose weights are expanded in the kernel
+    # (aiconfigurator 0.12: Qwen3 235B in bf16, Kimi K2.5 in int4, on three devices).
+    grouped_efficiency: float = 0.7
+    grouped_weight_only_efficiency: float = 0.42
     cache_efficiency: float = 0.92  # of reading the KV cache against reading weights (the same, 16-256 sequences)
 
 

@@ -21,7 +21,8 @@ class Scheduling:
     num_blocks: int
     page_tokens: int = 16
     has_prefix_cache: bool = False
-    exchanges_first: bool = False  # SGLang with speculative decoding: results are exchanged before launching
+    exchanges_first: bool = False  # results are exchanged before launching: one micro-batch fewer in flight
+    dynamic_chunks: bool = False  # SGLang: later chunks of a prompt are cut smaller, so that all take as long
 
 
 def config_of(settings: Scheduling) -> SchedulerConfig:

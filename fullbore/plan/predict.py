@@ -175,6 +175,8 @@ def simulate_workload(
             num_blocks=max(deployment.memory.cache_tokens // grain.requests // grain.tokens // PAGE_TOKENS, 1),
             page_tokens=PAGE_TOKENS,
             has_prefix_cache=scenario.demand.prefix_hit_rate > 0,
+            exchanges_first=scenario.engine.exchanges_first,
+            dynamic_chunks=scenario.engine.dynamic_chunks,
         ),
     )
     _teach(scheduler.costs, pipeline, deployment, grain, max(running // grain.requests, 1))
@@ -182,13 +184,23 @@ def simulate_workload(
 
 
 def _teach(costs: CostModel, pipeline: Pipeline, deployment: Deployment, grain: Grain, most: int) -> None:
-    """What a scheduler that has served this demand for a while knows: decode times at its usual context, and delays."""
+    """What a scheduler that has served this demand for a while knows: decode and prefill times, and delays."""
     demand = deployment.scenario.demand
-    context = grain.length(demand.input_tokens) + grain.length(demand.output_tokens) // 2
+    prompt = grain.length(demand.input_tokens)
+    context = prompt + grain.length(demand.output_tokens) // 2
     for size in probe_sizes(most):
         load = Load(size, sampled=size, context_tokens=size * context)
         for stage, seconds in enumerate(pipeline.costs.seconds(load)):
             costs.seed_decode(stage, size, seconds)
+    chunk = min(max(deployment.chunk_tokens // grain.requests, 1), prompt)
+    for tokens in {max(chunk // 4, 1), max(chunk // 2, 1), chunk}:
+        for earlier in (0, (prompt - tokens) // 2, prompt - tokens):
+            pairs = (earlier + tokens) ** 2 - earlier**2
+            load = Load(0, tokens, pairs, 1, earlier)
+            for stage, seconds in enumerate(pipeline.costs.seconds(load)):
+                costs.observe(stage, 0, tokens, pairs, seconds)
+    for fit in costs.prefill:
+        fit.refit()
     for stage, hop in enumerate(pipeline.hops, start=1):
         costs.hops_s[stage] = hop.latency_s + hop.token_s
     costs.return_s = pipeline.driver_s

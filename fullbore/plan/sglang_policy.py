@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from fullbore.plan.policy_base import ComparisonScheduler
 from fullbore.plan.policy_settings import Scheduling
 from fullbore.scheduler.micro_batch import MicroBatch
+from fullbore.scheduler.policy import chunk_tokens
 from fullbore.scheduler.request import Request, TokenOutput
 from fullbore.scheduler.scheduler import InFlight
+
+DYNAMIC_SMOOTHING = 0.75
 
 
 class SglangScheduler(ComparisonScheduler):
@@ -71,7 +74,7 @@ class SglangScheduler(ComparisonScheduler):
             if request is None:
                 return
             remaining = request.num_tokens - request.num_launched_tokens
-            tokens = min(remaining, room)
+            tokens = min(remaining, room, self._chunk_tokens(request.num_launched_tokens))
             if not self._make_room_for_prefill(request, tokens):
                 return
             room -= tokens
@@ -80,6 +83,14 @@ class SglangScheduler(ComparisonScheduler):
             self._append_prompt(entry, request, tokens)
             if tokens < remaining:
                 return
+
+    def _chunk_tokens(self, context: int) -> int:
+        """The fixed size; or what takes as long as a first chunk, smoothed, and a quarter of it at least."""
+        size = self.config.chunked_prefill_size
+        if not self.settings.dynamic_chunks:
+            return size
+        equal = chunk_tokens(self.costs, size, context)
+        return max(round(DYNAMIC_SMOOTHING * equal + (1 - DYNAMIC_SMOOTHING) * size), size // 4, 1)
 
     def _fill_with_decodes(self, entry: InFlight, slot: int) -> None:
         mine = [request for request in self._ready if self._slot_of.get(request.request_id) == slot]

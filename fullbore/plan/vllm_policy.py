@@ -21,6 +21,8 @@ class VllmScheduler(ComparisonScheduler):
         super().__init__(settings)
         depth = 0 if settings.depth == "auto" else min(settings.depth, 1)
         self.in_flight_limit = settings.pp + depth
+        if settings.exchanges_first:
+            self.in_flight_limit = max(settings.pp - 1, 1)
         self._paused: list[Request] = []  # admitted, their newest chunk still in flight
 
     def next_micro_batch(self, now_s: float) -> MicroBatch | None:
