@@ -140,7 +140,7 @@ def test_the_head_is_on_the_last_stage_and_graphs_save_launches() -> None:
     seconds = graphs.costs.seconds(load)
     assert seconds[0] == pytest.approx(seconds[1])
     assert seconds[3] > 1.15 * seconds[2]
-    assert min(eager.costs.seconds(load)) > 1.5 * seconds[0]
+    assert min(eager.costs.seconds(load)) > 1.3 * seconds[0]
 
 
 def test_measured_layer_times_of_llama_8b_on_rtx_pro_6000() -> None:
