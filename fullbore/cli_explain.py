@@ -27,6 +27,13 @@ def explain(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write one self-contained page with plots.")
     ] = None,
+    package: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="The engine's package, a wheel or a folder: lines that prove a fix are cited. Default: if installed.",
+        ),
+    ] = None,
 ) -> None:
     """Say from logs, metrics, samples and traces why a pipeline is idle, and what would fix it by how much.
 
@@ -39,7 +46,7 @@ def explain(
     from fullbore.explain.run import explain as run
 
     with _progress() as on_file:
-        explanation = run(paths, on_file)
+        explanation = run(paths, on_file, package)
     if html is not None:
         try:
             html.write_text(page(explanation.situation, explanation.answer), encoding="utf-8")

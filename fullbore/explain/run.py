@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullbore.explain.evidence import read_evidence
+from fullbore.explain.proof import add_proof
 from fullbore.explain.report.answer import answer
 from fullbore.explain.situation import Situation, understand
 from fullbore.explain.verdicts import NOTHING_WRONG, judge
@@ -32,12 +33,18 @@ class Explanation:
         return NOTHING_TO_FIX if primary in NOTHING_WRONG else SOMETHING_TO_FIX
 
 
-def explain(paths: list[Path], on_file: Callable[[str], None] | None = None) -> Explanation:
+def explain(paths: list[Path], on_file: Callable[[str], None] | None = None, package: str | None = None) -> Explanation:
     """Reads evidence and judges it.
 
     Args:
         paths: files or folders.
         on_file: told each file's name before it is read.
+        package: name or path of the engine's package, whose lines are cited as proof; None: if it is installed.
+
+    Raises:
+        SourceError: `package` cannot be read.
     """
     situation = understand(read_evidence(paths, on_file))
-    return Explanation(situation, answer(situation, judge(situation)))
+    judgement = judge(situation)
+    add_proof(situation, judgement, package)
+    return Explanation(situation, answer(situation, judgement))

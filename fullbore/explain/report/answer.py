@@ -41,6 +41,7 @@ def _verdict(finding: Finding) -> dict[str, Any]:
         "unexplained": finding.unexplained,
         "fix": list(finding.fix),
         "gain": {"text": gain.text, "low": gain.low, "high": gain.high, "what": gain.what, "assumes": gain.assumes},
+        "proof": [_fact(fact) for fact in finding.proof],
         "verify": finding.verify,
         "source": finding.precedent,
     }

@@ -70,6 +70,7 @@ def _verdict(verdict: dict[str, Any]) -> str:
         parts.append(f"<h3>Unexplained</h3><p>{escape(verdict['unexplained'])}</p>")
     fixes = "".join(f"<li><code>{escape(line)}</code></li>" for line in verdict["fix"])
     parts.append(f"<h3>Fix</h3><ul>{fixes}</ul>")
+    parts.append(_facts("In the engine's source", verdict["proof"], "h3"))
     gain = verdict["gain"]
     assumes = f" <span class='w'>assumes: {escape(gain['assumes'])}</span>" if gain["assumes"] else ""
     parts.append(f"<p><b>Gain:</b> {escape(gain['text'])}{assumes}</p>")

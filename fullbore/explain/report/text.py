@@ -65,6 +65,7 @@ def _verdict(verdict: dict[str, Any], *, is_primary: bool) -> Iterator[_Line]:
     for line in verdict["fix"]:
         yield from _wrapped(line, "> ", 4, "cyan")
     yield _Line("")
+    yield from _facts("In the engine's source", verdict["proof"], "=", 2)
     gain = verdict["gain"]
     assumes = f" (assumes: {gain['assumes']})" if gain["assumes"] else ""
     yield from _wrapped(f"Gain: {gain['text']}{assumes}", "", 2)

@@ -54,6 +54,7 @@ class Finding:
     gain: Gain = field(default_factory=lambda: Gain("none to expect: nothing is wrong"))
     verify: str = ""
     precedent: str = ""  # where the mechanism is publicly described
+    proof: list[Fact] = field(default_factory=list)  # lines of the engine's source that the fix rests on
     is_at_start: bool = False  # the engine never came to serve
 
     @property
