@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import takewhile
 from math import ceil
 from typing import Literal
 
@@ -464,9 +465,10 @@ class Scheduler:
         del self._running[request.request_id]
         request.epoch += 1
         request.num_launched_tokens = 0
-        # Every running request is older than every waiting one (admission is in order, the newest is preempted), so
-        # the front of the queue is its place, and readmission keeps `_running` in order of arrival.
-        self._waiting.appendleft(request)
+        # To its place in the order of arrival. That is the front (admission is in order, the newest is preempted),
+        # unless older ones wait that `_fail` set back.
+        older = takewhile(lambda waiting: waiting.arrival_order < request.arrival_order, self._waiting)
+        self._waiting.insert(sum(1 for _ in older), request)
         self._add_waiting_tokens(request)
         self._counts["preemptions"] += 1
 

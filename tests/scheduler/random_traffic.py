@@ -17,6 +17,7 @@ from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
 
 STOP_TOKEN = 9
 LONGEST_PROMPT, MOST_TOKENS = 200, 30
+MOST_STEPS_TO_DRAIN = 20_000
 
 
 def next_token(request_id: int, position: int) -> int:
@@ -61,6 +62,7 @@ class Traffic:
         self.in_flight: deque[Launched] = deque()
         self.now_s = 0.0
         self.steps = 0
+        self.failures = 0
         self.next_id = 0
         self.kv: dict[tuple[int, int], int] = {}
         pipeline = Pipeline(num_stages=config.pp_size, costs=_AnyCosts())
@@ -91,13 +93,15 @@ class Traffic:
 
     def drain(self) -> None:
         """No more arrivals: every request must come to its end."""
-        while self.clients or self.in_flight:
+        for _ in range(MOST_STEPS_TO_DRAIN):
             self.steps += 1
             while self.launch():
                 pass
             self.take_result()
             self.expire()
             self.check_state()
+            if not self.clients and not self.in_flight:
+                break
         state = self.scheduler.state()
         assert (state.running, state.waiting, state.in_flight, state.used_blocks) == (0, 0, 0, 0)
         assert self.scheduler.is_idle
@@ -164,13 +168,26 @@ class Traffic:
         for record in records[len(late) :]:
             self.scheduler.observe(record)
         sampled = [run for run in launched.micro_batch.runs if run.sampling is not None]
-        tokens = [next_token(run.request_id, run.sampling.position) for run in sampled if run.sampling is not None]
+        tokens = [self.sample(run) for run in sampled]
         for output in self.scheduler.complete(launched.micro_batch.id, tokens, self.now_s):
             self.hear(output)
         for record in late:
             self.scheduler.observe(record)
 
+    def sample(self, run: Run) -> int | None:
+        """None: the logits were not finite."""
+        assert run.sampling is not None
+        if self.random.random() < 0.01:
+            self.failures += 1
+            return None
+        return next_token(run.request_id, run.sampling.position)
+
     def hear(self, output: TokenOutput) -> None:
+        if output.finish_reason == "error":
+            assert output.token_id is None
+            assert self.failures > 0
+            del self.clients[output.request_id]
+            return
         client = self.clients[output.request_id]
         request = client.request
         assert output.token_id == next_token(output.request_id, len(request.prompt_token_ids) + len(client.heard))
@@ -252,8 +269,9 @@ class Traffic:
         assert {r.request_id for r in running} | {r.request_id for r in waiting} == set(self.clients)
         assert len(running) + len(waiting) == len(self.clients)
         assert len(running) <= self.config.max_running_requests
-        order = [r.arrival_order for r in [*running, *waiting]]
-        assert order == sorted(order), "who came first is served first, and preempted last"
+        for queue in (running, waiting) if self.failures else ([*running, *waiting],):
+            order = [r.arrival_order for r in queue]
+            assert order == sorted(order), "who came first is served first, and preempted last"
 
         prefilling = scheduler._prefilling
         assert scheduler._num_decoding == sum(r is not prefilling for r in running)
