@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,11 @@ from fullbore.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from fullbore.plan.hardware import Hardware
+    from fullbore.plan.layout import Layout
     from fullbore.plan.models import DecoderModel
-    from fullbore.plan.scenario import Deployment
+    from fullbore.plan.scenario import Deployment, Scenario
     from fullbore.plan.search import OnProgress, SearchResult
+    from fullbore.plan.uncertainty import Matrix
 
 LAYOUT, DEMAND, OUTPUT = "Layout (one is evaluated if --pp or --tp is given, else all are compared)", "Demand", "Output"
 
@@ -71,6 +74,10 @@ def plan(
         float | None, typer.Option(metavar="S", help="Mean time between tokens must not exceed.")
     ] = None,
     as_: Annotated[str, typer.Option("--as", help="Whose scheduling: fullbore, sglang, vllm or trtllm.")] = "fullbore",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Fit to a bench.json measured with these --pp, --tp … on this hardware."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of predictions as JSON.")] = False,
 ) -> None:
     """Predict tokens/s, TTFT and ITL of MODEL on given hardware, for one layout or for all that fit."""
@@ -115,7 +122,8 @@ def plan(
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, got {value}.")
         with _progress(as_json) as on_progress:
-            rows = _evaluate(scenario, layout, on_progress)
+            scenario, covariance = _calibrated(scenario, layout, calibrate, on_progress)
+            rows = _evaluate(scenario, layout, covariance, on_progress)
         if as_json:
             _print_json(rows)
         elif isinstance(rows[0], dict):
@@ -123,6 +131,8 @@ def plan(
         else:
             print(evaluation_text(scenario, rows))
         return
+    if calibrate is not None:
+        raise ConfigError("--calibrate needs the layout that was measured: give its --pp and --tp.")
     with _progress(as_json) as on_progress:
         result = search(scenario, layout, slo, on_progress)
     if as_json:
@@ -134,7 +144,7 @@ def plan(
 # ------------------------------------------------------------------------------------------------ what is evaluated
 
 
-def _evaluate(scenario: Any, layout: Any, on_progress: OnProgress) -> list[Any]:
+def _evaluate(scenario: Scenario, layout: Layout, covariance: Matrix | None, on_progress: OnProgress) -> list[Any]:
     """Predictions; or, if the layout does not fit, one row for each concurrency that says so."""
     from fullbore.plan.predict import predict
     from fullbore.plan.scenario import deploy
@@ -144,12 +154,33 @@ def _evaluate(scenario: Any, layout: Any, on_progress: OnProgress) -> list[Any]:
     deployment = deploy(scenario, layout, max(concurrency))
     if deployment.problem:
         return [{**_unfit_row(deployment), "concurrency": each} for each in concurrency]
-    uncertainty = Uncertainty(deployment)
+    uncertainty = Uncertainty(deployment, covariance)
     predictions = []
     for done, each in enumerate(concurrency):
         on_progress(done, len(concurrency), f"concurrency {each}")
         predictions.append(predict(deployment, each, uncertainty))
     return predictions
+
+
+def _calibrated(
+    scenario: Scenario, layout: Layout, file: Path | None, on_progress: OnProgress
+) -> tuple[Scenario, Matrix | None]:
+    """The scenario with parameters fitted to the file, and their remaining uncertainty."""
+    if file is None:
+        return scenario, None
+    from fullbore.plan.calibrate import calibrate, calibration_text, read_bench
+    from fullbore.plan.scenario import deploy
+
+    try:
+        measured = read_bench(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--calibrate {file} cannot be read ({error}).") from None
+    deployment = deploy(scenario, layout, max(each.concurrency for each in measured))
+    if deployment.problem:
+        raise ConfigError(f"--calibrate: {scenario.model.name} does not fit as {layout.name}: {deployment.problem}.")
+    found = calibrate(deployment, measured, lambda done, total: on_progress(done, total, "calibrating"))
+    print(calibration_text(found), file=sys.stderr)
+    return replace(scenario, parameters=found.parameters), found.covariance
 
 
 def _unfit_row(deployment: Deployment) -> dict[str, Any]:

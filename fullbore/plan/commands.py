@@ -36,6 +36,8 @@ def fullbore_command(prediction: Prediction) -> str:
     words.append(f"--max-running-requests {_per_replica(prediction)}")
     words.append("" if layout.graphs else "--disable-cuda-graph")
     remarks = []
+    if layout.micro_batches != "auto":
+        remarks.append("how many micro-batches there are is chosen by the scheduler, not by a flag")
     if layout.tp > 1:
         remarks.append(f"fullbore has one device per stage so far; {layout.name} needs SGLang or vLLM")
     return _join(words, remarks, layout.replicas)
@@ -51,7 +53,8 @@ def sglang_command(prediction: Prediction) -> str:
     words.append(f"--enable-dp-attention --dp-size {layout.tp}" if layout.dp_attention else "")
     if layout.pp > 1:
         # SGLang moves no request between slots: only this cap spreads a burst over all of them.
-        spread = max(ceil(_per_replica(prediction) / layout.pp), 1)
+        number = layout.pp if layout.micro_batches == "auto" else layout.micro_batches
+        spread = max(ceil(_per_replica(prediction) / number), 1)
         words.append(f"--pp-max-micro-batch-size {min(spread, _cap(prediction))}")
         words.append("" if layout.depth in ("auto", 0) else f"--pp-async-batch-depth {layout.depth}")
     words.append(f"--chunked-prefill-size {deployment.chunk_tokens}")

@@ -224,7 +224,7 @@ class StageCost:
         requests = load.decodes + (load.prefill_tokens > 0)
         if self.stage.dp_attention:
             requests = ceil(requests / self.stage.tp)  # each rank has its own requests
-        return self.engine.step_s + requests * self.engine.request_s
+        return self.parameters.host_factor * (self.engine.step_s + requests * self.engine.request_s)
 
     # --------------------------------------------------------------------------------------------- what is measured
 

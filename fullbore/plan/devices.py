@@ -148,6 +148,8 @@ DEVICES: dict[str, Device] = {
     )
 }  # fmt: skip
 
+MEASURED_DEVICES = ("rtx-pro-6000", "h100", "b200")  # whose efficiencies are their own
+
 _ALIASES = {
     "rtx6000pro": "rtx-pro-6000",
     "rtxpro6000": "rtx-pro-6000",

@@ -13,13 +13,13 @@ from fullbore.plan.scenario import Deployment
 
 def cycle_s(deployment: Deployment, requests: int, micro_batches: int) -> float:
     """Seconds in which each of `requests` decoding requests gets one token."""
-    demand, engine = deployment.scenario.demand, deployment.scenario.engine
+    demand = deployment.scenario.demand
     size = ceil(requests / micro_batches)
     context = size * (demand.input_tokens + demand.output_tokens // 2)
     load = Load(size, sampled=size, context_tokens=context)
     seconds = deployment.costs.seconds(load)
     hops_s = sum(hop.latency_s + size * hop.token_s for hop in deployment.costs.hops())
-    return max(sum(seconds) + hops_s + engine.driver_s, micro_batches * max(seconds))
+    return max(sum(seconds) + hops_s + deployment.driver_s, micro_batches * max(seconds))
 
 
 def best_cycle_s(deployment: Deployment, requests: int) -> float:

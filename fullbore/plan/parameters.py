@@ -17,6 +17,7 @@ class CostParameters:
     compute_factor: float = 1.0  # on every device's compute efficiency
     kernel_factor: float = 1.0  # on every device's time per kernel
     link_factor: float = 1.0  # on link bandwidths; latencies are divided by it
+    host_factor: float = 1.0  # on every host time of the engine
 
     # Host time to launch one kernel from Python without a graph, dispatch included. Fitted to Kimi K2.6 (22 kernels a
     # layer) on 8 RTX PRO 6000, SGLang without CUDA graphs, concurrency 1: 24.7 tokens/s.
@@ -41,6 +42,7 @@ SPREADS: dict[str, float] = {
     "compute_factor": 0.20,
     "kernel_factor": 0.30,
     "link_factor": 0.35,
+    "host_factor": 0.40,
     "eager_kernel_s": 0.30,
     "overlap_loss": 0.40,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from fullbore.plan.coarse import EXACT, CoarseCosts, Grain, coarse_hops, grain_for
 from fullbore.plan.cost_model import HEAD, WEIGHTS
+from fullbore.plan.devices import MEASURED_DEVICES
 from fullbore.plan.formula import running_requests
 from fullbore.plan.loads import Load
 from fullbore.plan.measure import Figures, SimulationResult
@@ -160,7 +161,7 @@ def simulate_workload(
         num_stages=layout.pp,
         costs=CoarseCosts(deployment.costs, grain, deployment.chunk_tokens),
         hops=coarse_hops(deployment.costs.hops(), grain),
-        driver_s=scenario.engine.driver_s * grain.tokens,
+        driver_s=deployment.driver_s * grain.tokens,
     )
     cap = layout.max_micro_batch
     scheduler = make_scheduler(
@@ -251,8 +252,7 @@ def _notes(deployment: Deployment, concurrency: int) -> tuple[str, ...]:
     """What was not measured near this point, so that the figures are extrapolations."""
     scenario = deployment.scenario
     notes = []
-    measured = ("rtx-pro-6000", "h100", "b200")
-    others = sorted({d.name for stage in deployment.stages for d in stage.devices} - set(measured))
+    others = sorted({device.name for stage in deployment.stages for device in stage.devices} - set(MEASURED_DEVICES))
     if others:
         notes.append(f"extrapolated: efficiencies of {', '.join(others)} are its generation's, not measured")
     if scenario.demand.length_tokens > scenario.model.context_length:

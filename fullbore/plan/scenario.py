@@ -89,6 +89,11 @@ class Deployment:
     def depth(self) -> int:
         return 0 if self.layout.depth == "auto" else self.layout.depth
 
+    @property
+    def driver_s(self) -> float:
+        """From a token's end on the last stage until the next micro-batch can start on the first."""
+        return self.scenario.engine.driver_s * self.scenario.parameters.host_factor
+
     def with_parameters(self, parameters: CostParameters) -> Deployment:
         """The same deployment if devices, links and hosts were like this."""
         scenario = replace(self.scenario, parameters=parameters)

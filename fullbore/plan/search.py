@@ -11,7 +11,7 @@ from fullbore.plan.formula import best_cycle_s, output_tokens_per_s, running_req
 from fullbore.plan.layout import Layout, tp_problem
 from fullbore.plan.predict import Prediction, predict
 from fullbore.plan.scenario import Deployment, Scenario, deploy
-from fullbore.plan.uncertainty import Uncertainty
+from fullbore.plan.uncertainty import Matrix, Uncertainty
 
 MOST_SIMULATED = 8  # layouts
 SLACK = 1.3  # the formula may be wrong by this much before a layout is dropped
@@ -82,8 +82,17 @@ def candidates(scenario: Scenario, base: Layout) -> Iterator[Layout]:
                             yield replace(layout, dp_attention=True)
 
 
-def search(scenario: Scenario, base: Layout, slo: Slo, on_progress: OnProgress | None = None) -> SearchResult:
+def search(
+    scenario: Scenario,
+    base: Layout,
+    slo: Slo,
+    on_progress: OnProgress | None = None,
+    covariance: Matrix | None = None,
+) -> SearchResult:
     """Compares layouts at every concurrency of the demand.
+
+    Args:
+        covariance: of the parameters, if they were calibrated.
 
     Raises:
         ConfigError: nothing fits; the message says what the nearest lacks.
@@ -104,14 +113,14 @@ def search(scenario: Scenario, base: Layout, slo: Slo, on_progress: OnProgress |
     total = len(kept) * len(scenario.demand.concurrency) + len(CHUNK_TOKENS) - 1
     predictions: list[Prediction] = []
     for deployment in kept:
-        uncertainty = Uncertainty(deployment)
+        uncertainty = Uncertainty(deployment, covariance)
         for concurrency in scenario.demand.concurrency:
             if on_progress:
                 on_progress(len(predictions), total, f"{deployment.layout.name} at concurrency {concurrency}")
             predictions.append(predict(deployment, concurrency, uncertainty))
     pick, is_met = _pick(predictions, slo)
     if base.chunk_tokens is None and pick is not None:
-        pick, is_met = _better_chunk(pick, slo, on_progress, total)
+        pick, is_met = _better_chunk(pick, slo, on_progress, total, covariance)
     if on_progress:
         on_progress(total, total, "done")
     dropped = [each for each in fit if each not in kept]
@@ -146,7 +155,9 @@ def _excess(prediction: Prediction, slo: Slo) -> float:
     return max(ttft, itl)
 
 
-def _better_chunk(pick: Prediction, slo: Slo, on_progress: OnProgress | None, total: int) -> tuple[Prediction, bool]:
+def _better_chunk(
+    pick: Prediction, slo: Slo, on_progress: OnProgress | None, total: int, covariance: Matrix | None
+) -> tuple[Prediction, bool]:
     """The pick with the chunk size that serves it best."""
     tried = [pick]
     scenario, current = pick.deployment.scenario, pick.deployment.chunk_tokens
@@ -157,7 +168,7 @@ def _better_chunk(pick: Prediction, slo: Slo, on_progress: OnProgress | None, to
         layout = replace(pick.deployment.layout, chunk_tokens=tokens)
         deployment = deploy(scenario, layout, max(scenario.demand.concurrency))
         if not deployment.problem:
-            tried.append(predict(deployment, pick.concurrency))
+            tried.append(predict(deployment, pick.concurrency, Uncertainty(deployment, covariance)))
     best, is_met = _pick(tried, slo)
     assert best is not None
     # A hundredth more is noise, and the default needs no flag.
