@@ -1,0 +1,121 @@
+"""Measures the stages before the first request comes: what decode micro-batches of every size cost, and how long plans,
+hidden states and results are under way. It warms everything up, too: the first steps on new memory are slow ones.
+
+One synthetic micro-batch at a time goes through the real pipeline. Its runs begin at position 0, so that they read no
+KV but their own, and write where nothing is kept yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from math import ceil
+from statistics import median
+from typing import NamedTuple
+
+from fullbore.scheduler.cost import CostModel
+from fullbore.scheduler.micro_batch import MicroBatch, Run, Sampling
+from fullbore.telemetry.spans import StageRecord
+
+DECODE_BUDGET_S = 1.0  # no further sizes once this is spent
+PREFILL_BUDGET_S = 0.5
+REPETITIONS = 2  # the least counts: what disturbs a measurement only makes it longer
+_FIRST_ID = -2  # downwards; -1 is the transport's ping
+_AS_API_DEFAULT = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=0, choice=0, position=1)
+
+
+class Passage(NamedTuple):
+    """One micro-batch that had the pipeline to itself."""
+
+    launched_ns: int
+    records: Sequence[StageRecord]  # of all stages, in order
+    returned_ns: int  # when the driver had the result
+
+
+class Probe:
+    """Fills a cost model.
+
+    Args:
+        run_alone: sends a micro-batch through the empty pipeline.
+        num_blocks: KV blocks that runs may write to.
+        page_size: tokens in one of them.
+    """
+
+    def __init__(
+        self, costs: CostModel, run_alone: Callable[[MicroBatch], Passage], num_blocks: int, page_size: int
+    ) -> None:
+        self._costs = costs
+        self._run_alone = run_alone
+        self._num_blocks = num_blocks
+        self._page_size = page_size
+        self._ids = count(_FIRST_ID, -1)
+
+    def measure_decode(self, most_requests: int, budget_s: float = DECODE_BUDGET_S) -> None:
+        """Micro-batches of 1, 2, 3, 4, 6, 8, 12, … requests while the budget lasts; of 1 and 2 in any case."""
+        end_s = time.monotonic() + budget_s
+        passages: dict[int, list[Passage]] = {}
+        for size in sizes_up_to(max(most_requests, 2)):
+            if len(passages) >= 2 and time.monotonic() >= end_s:
+                break
+            passages[size] = [self._run_alone(self._decode(size)) for _ in range(REPETITIONS)]
+        self._take_ways([passage for group in passages.values() for passage in group])
+        for stage in range(len(self._costs.decode)):
+            least_s = float("inf")
+            for size in sorted(passages, reverse=True):
+                # A smaller micro-batch takes no longer than a larger one, whatever the clock said.
+                least_s = min(least_s, _busy_s(passages[size], stage))
+                self._costs.seed_decode(stage, size, least_s)
+
+    def measure_prefill(self, chunk_tokens: int, budget_s: float = PREFILL_BUDGET_S) -> None:
+        """Prompt chunks of up to `chunk_tokens`, from small ones on, as far as they fit into the budget."""
+        end_s = time.monotonic() + budget_s
+        tokens = max(chunk_tokens // 8, 2)
+        while tokens <= chunk_tokens:
+            start_s = time.monotonic()
+            passages = [self._run_alone(self._chunk(tokens)) for _ in range(REPETITIONS)]
+            for stage in range(len(self._costs.prefill)):
+                self._costs.observe(stage, 0, tokens, float(tokens**2), _busy_s(passages, stage))
+            now_s = time.monotonic()
+            if now_s + 2 * (now_s - start_s) > end_s:
+                return
+            tokens *= 2
+
+    def _take_ways(self, passages: list[Passage]) -> None:
+        """The times that are no stage's: to the first stage, from stage to stage, and back to the driver."""
+        costs = self._costs
+        costs.plan_s = _median_s(p.records[0].plan_received_ns - p.launched_ns for p in passages)
+        for stage in range(1, len(costs.decode)):
+            hops_ns = (p.records[stage].receive_end_ns - p.records[stage - 1].sample_end_ns for p in passages)
+            costs.hops_s[stage] = _median_s(hops_ns)
+        costs.return_s = _median_s(p.returned_ns - p.records[-1].sample_end_ns for p in passages)
+
+    def _decode(self, num_requests: int) -> MicroBatch:
+        return self._micro_batch(
+            [Run(~k, 0, 0, [0], [k % self._num_blocks], _AS_API_DEFAULT) for k in range(num_requests)]
+        )
+
+    def _chunk(self, num_tokens: int) -> MicroBatch:
+        blocks = [block % self._num_blocks for block in range(ceil(num_tokens / self._page_size))]
+        return self._micro_batch([Run(-1, 0, 0, [0] * num_tokens, blocks, _AS_API_DEFAULT)])
+
+    def _micro_batch(self, runs: list[Run]) -> MicroBatch:
+        return MicroBatch(next(self._ids), runs, "request-arrived", 0.0)
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24, …: powers of two and the middles between them; `most` is the last one."""
+    sizes = [1]
+    power = 2
+    while power < most:
+        sizes += [power, power + power // 2]
+        power *= 2
+    return [size for size in sizes if size < most] + [most]
+
+
+def _busy_s(passages: Sequence[Passage], stage: int) -> float:
+    return min(p.records[stage].sample_end_ns - p.records[stage].compute_start_ns for p in passages) * 1e-9
+
+
+def _median_s(times_ns: Iterable[int]) -> float:
+    return max(median(times_ns) * 1e-9, 0.0)
