@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import zmq.asyncio
 
@@ -18,14 +20,18 @@ from fullbore.engine.messages import (
     EngineInfo,
     EngineStats,
     FromDriver,
+    GetRecords,
     GetStats,
     Outputs,
+    RecordsReply,
     Rejected,
 )
 from fullbore.errors import EngineDeadError, FullboreError, RequestError
 from fullbore.scheduler.request import TokenOutput
+from fullbore.telemetry.accounting import Recording
 
 _Item = TokenOutput | FullboreError
+_Reply = EngineStats | RecordsReply
 
 
 class AsyncEngineClient:
@@ -36,7 +42,7 @@ class AsyncEngineClient:
         self.death: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
         self._client = client
         self._queues: dict[int, asyncio.Queue[_Item]] = {}
-        self._stats_waiters: list[asyncio.Future[EngineStats]] = []
+        self._waiters: dict[type[_Reply], deque[asyncio.Future[Any]]] = {EngineStats: deque(), RecordsReply: deque()}
         self._reader = asyncio.create_task(self._read(), name="engine-reader")
 
     @classmethod
@@ -97,9 +103,18 @@ class AsyncEngineClient:
 
     async def stats(self) -> EngineStats:
         """Counters and gauges now. Raises EngineDeadError."""
-        waiter: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._client.send(GetStats())
-        self._stats_waiters.append(waiter)
+        stats: EngineStats = await self._ask(GetStats(), EngineStats)
+        return stats
+
+    async def records(self, seconds: float, since_ns: int | None = None) -> Recording:
+        """What driver and stages recorded in the last `seconds`, or since `since_ns`. Raises EngineDeadError."""
+        reply: RecordsReply = await self._ask(GetRecords(seconds, since_ns), RecordsReply)
+        return reply.recording
+
+    async def _ask(self, question: GetStats | GetRecords, kind: type[_Reply]) -> Any:
+        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._client.send(question)
+        self._waiters[kind].append(waiter)
         return await waiter
 
     async def stop(self, grace_s: float = 0.0) -> None:
@@ -136,11 +151,10 @@ class AsyncEngineClient:
                 else RequestError(message.message, message.param)
             )
             self._put(message.request_id, error)
-        elif isinstance(message, EngineStats):
-            waiters, self._stats_waiters = self._stats_waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(message)
+        elif isinstance(message, EngineStats | RecordsReply):
+            waiter = self._waiters[type(message)].popleft()  # replies come in the order of the questions
+            if not waiter.done():
+                waiter.set_result(message)
 
     def _put(self, request_id: int, item: _Item) -> None:
         queue = self._queues.get(request_id)
@@ -150,7 +164,8 @@ class AsyncEngineClient:
     def _fail_all(self, error: FullboreError) -> None:
         for queue in self._queues.values():
             queue.put_nowait(error)
-        for waiter in self._stats_waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._stats_waiters = []
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            waiters.clear()

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from threading import Event
 from types import TracebackType
+from typing import TypeVar
 
 import psutil
 import zmq
@@ -29,10 +30,12 @@ from fullbore.engine.messages import (
     EngineInfo,
     EngineStats,
     FromDriver,
+    GetRecords,
     GetStats,
     LoadProgress,
     Outputs,
     Ping,
+    RecordsReply,
     Rejected,
     StopDriver,
     ToDriver,
@@ -40,14 +43,16 @@ from fullbore.engine.messages import (
     from_driver_decoder,
 )
 from fullbore.errors import EngineDeadError, FullboreError
+from fullbore.telemetry.accounting import Recording
 
 CHECK_PERIOD_S = 0.5
 _STOPPED_S = 1.5  # a driver that does not answer for this long and is stopped (SIGSTOP) is given up
 _PAUSE_S = 1.0  # if this process itself did not run for this long, silence proves nothing
 EXIT_TIMEOUT_S = 8.0  # beyond the grace period: draining and ending the stages
-_STATS_TIMEOUT_S = 5.0
+_REPLY_TIMEOUT_S = 5.0
 
 OnProgress = Callable[[LoadProgress], None]
+Reply = TypeVar("Reply", EngineStats, RecordsReply)
 
 
 class EngineClient:
@@ -65,7 +70,7 @@ class EngineClient:
         self._has_exited = False
         self._request_ids = count()
         self._received: deque[Outputs | Rejected] = deque()
-        self._stats: EngineStats | None = None
+        self._reply: EngineStats | RecordsReply | None = None
         self._ping_sent_s: float | None = None
         self._last_check_s = time.monotonic()
 
@@ -163,13 +168,20 @@ class EngineClient:
 
     def stats(self) -> EngineStats:
         """Counters and gauges now. Raises EngineDeadError."""
-        self._stats = None
-        self.send(GetStats())
-        end_s = time.monotonic() + _STATS_TIMEOUT_S
-        while self._stats is None:
+        return self._ask(GetStats(), EngineStats)
+
+    def records(self, seconds: float, since_ns: int | None = None) -> Recording:
+        """What driver and stages recorded in the last `seconds`, or since `since_ns`. Raises EngineDeadError."""
+        return self._ask(GetRecords(seconds, since_ns), RecordsReply).recording
+
+    def _ask(self, question: GetStats | GetRecords, kind: type[Reply]) -> Reply:
+        self._reply = None
+        self.send(question)
+        end_s = time.monotonic() + _REPLY_TIMEOUT_S
+        while not isinstance(self._reply, kind):
             if not self._wait(end_s):
-                raise EngineDeadError(f"The engine's driver did not answer for {_STATS_TIMEOUT_S:g} s.")
-        return self._stats
+                raise EngineDeadError(f"The engine's driver did not answer for {_REPLY_TIMEOUT_S:g} s.")
+        return self._reply
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Admits no more requests, lets running ones finish for `grace_s`, then ends everything. Twice is fine."""
@@ -270,8 +282,8 @@ class EngineClient:
             for message in messages:
                 if isinstance(message, Outputs | Rejected):
                     self._received.append(message)
-                elif isinstance(message, EngineStats):
-                    self._stats = message
+                elif isinstance(message, EngineStats | RecordsReply):
+                    self._reply = message
             if messages:
                 return True
             if remaining_s <= 0:

@@ -31,12 +31,14 @@ from fullbore.engine.messages import (
     Executed,
     FromDriver,
     FromStage,
+    GetRecords,
     GetStats,
     Loading,
     LoadProgress,
     Outputs,
     Ping,
     Pong,
+    RecordsReply,
     Rejected,
     Shutdown,
     StageInfo,
@@ -48,12 +50,15 @@ from fullbore.engine.messages import (
     to_driver_decoder,
 )
 from fullbore.engine.placement import Placement, place_model
+from fullbore.engine.probe import Passage, Probe
 from fullbore.engine.records import Records
 from fullbore.engine.sizing import num_kv_blocks
 from fullbore.engine.supervisor import Supervisor, cores_of_stages
 from fullbore.errors import EngineDeadError, FullboreError, RequestError
+from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import Request, TokenOutput
 from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
+from fullbore.telemetry.spans import StageRecord
 
 _POLL_MS = 100  # the most that deadlines, the supervisor's look and a stop may be late
 _DRAIN_S = 2.0  # when stopping: micro-batches in flight get this long to come out
@@ -143,39 +148,70 @@ def start_stages(config: EngineConfig, placement: Placement, path: str, links: L
     return Supervisor(setups, links.context)
 
 
-def bring_up(config: EngineConfig, placement: Placement, links: Links, supervisor: Supervisor) -> EngineInfo:
-    """Waits until all stages have loaded, gives them their KV blocks, and waits until they are connected.
+class StartUp:
+    """Takes messages while the engine comes up, and gives up when it must."""
 
-    Raises:
-        StageError: a stage failed.
-        OutOfMemoryError: the KV cache does not fit.
-        EngineDeadError: it takes longer than `load_timeout_s`.
-        StopAskedError: the client does not want it any more.
-    """
-    end_s = time.monotonic() + config.load_timeout_s
-    stages = supervisor.stages
+    def __init__(self, config: EngineConfig, links: Links, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self._links = links
+        self._limit_s = config.load_timeout_s
+        self._end_s = time.monotonic() + config.load_timeout_s
+        self._records: list[StageRecord] = []  # of the micro-batch under way
+        self._returned_ns = 0
 
-    def wait_until(is_done: Callable[[], bool]) -> None:
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Waits for the stages.
+
+        Raises:
+            StageError: a stage failed.
+            EngineDeadError: starting takes longer than `load_timeout_s`.
+            StopAskedError: the client does not want it any more.
+        """
         while not is_done():
-            links.wait(_POLL_MS)
-            for message in links.stage_messages():
-                supervisor.heard(message)
-                if isinstance(message, Loading):
-                    links.send(LoadProgress(message.stage, "loading", message.loaded_bytes, message.total_bytes))
-            _raise_if_dead(supervisor)
-            for request in links.client_messages():
+            self._links.wait(_POLL_MS)
+            for message in self._links.stage_messages():
+                self._take_from_stage(message)
+            _raise_if_dead(self.supervisor)
+            for request in self._links.client_messages():
                 if isinstance(request, StopDriver):
                     raise StopAskedError
                 if isinstance(request, Ping):
-                    links.send(Pong())
-            if time.monotonic() > end_s:
-                raise EngineDeadError(f"Loading took longer than --load-timeout-s {config.load_timeout_s:g}.")
+                    self._links.send(Pong())
+            if time.monotonic() > self._end_s:
+                raise EngineDeadError(f"Loading took longer than --load-timeout-s {self._limit_s:g}.")
 
-    wait_until(lambda: all(stage.loaded is not None for stage in stages))
+    def run_alone(self, micro_batch: MicroBatch) -> Passage:
+        """Sends a micro-batch through the empty pipeline. Raises as `wait_until` does."""
+        self._records = []
+        launched_ns = time.monotonic_ns()
+        self.supervisor.send(Execute(micro_batch))
+        self.wait_until(lambda: len(self._records) == len(self.supervisor.stages))
+        return Passage(launched_ns, sorted(self._records, key=lambda record: record.stage), self._returned_ns)
+
+    def _take_from_stage(self, message: FromStage) -> None:
+        if isinstance(message, Executed):
+            self._records.append(message.record)
+            if message.token_ids is not None:
+                self._returned_ns = time.monotonic_ns()
+            return
+        self.supervisor.heard(message)
+        if isinstance(message, Loading):
+            self._links.send(LoadProgress(message.stage, "loading", message.loaded_bytes, message.total_bytes))
+
+
+def bring_up(config: EngineConfig, placement: Placement, start_up: StartUp) -> EngineInfo:
+    """Waits until all stages have loaded, gives them their KV blocks, and waits until they are connected.
+
+    Raises:
+        OutOfMemoryError: the KV cache does not fit.
+        StageError, EngineDeadError, StopAskedError: as StartUp does.
+    """
+    stages = start_up.supervisor.stages
+    start_up.wait_until(lambda: all(stage.loaded is not None for stage in stages))
     loaded = [stage.loaded for stage in stages if stage.loaded is not None]
     num_blocks = num_kv_blocks(config, loaded, placement.devices, placement.context_length)
-    supervisor.send(AllocateKV(num_blocks))
-    wait_until(lambda: all(stage.is_ready for stage in stages))
+    start_up.supervisor.send(AllocateKV(num_blocks))
+    start_up.wait_until(lambda: all(stage.is_ready for stage in stages))
 
     capacity_tokens = num_blocks * config.page_size
     return EngineInfo(
@@ -211,6 +247,16 @@ def bring_up(config: EngineConfig, placement: Placement, links: Links, superviso
     )
 
 
+def measure(driver: Driver, start_up: StartUp) -> None:
+    """Lets the driver's scheduler know what its stages cost, before the first request comes."""
+    info = driver.info
+    cap = info.config.pp_max_micro_batch_size
+    most_requests = info.config.max_running_requests if cap == "auto" else cap
+    probe = Probe(driver.scheduler.costs, start_up.run_alone, info.num_kv_blocks, info.config.page_size)
+    probe.measure_decode(most_requests)
+    probe.measure_prefill(min(info.config.chunked_prefill_size, info.context_length))
+
+
 def _raise_if_dead(supervisor: Supervisor) -> None:
     dead = supervisor.find_dead(time.monotonic())
     if dead is not None:
@@ -241,11 +287,12 @@ class Driver:
             )
         )
         self.info = msgspec.structs.replace(info, in_flight_limit=self.scheduler.in_flight_limit)
-        self.records = Records(config.pp_size)
+        self.records = Records(config.pp_size, self.scheduler.in_flight_limit, time.monotonic_ns())
         self._last_stage = config.pp_size - 1
         self._stop_tokens = frozenset(info.eos_token_ids)
         self._live: set[int] = set()  # requests whose end the client has not been told
         self._outputs: list[TokenOutput] = []
+        self._in_flight: dict[int, MicroBatch] = {}
         self._progress: dict[int, int] = {}  # micro-batch in flight -> stages that are done with it
         self._progress_s = time.monotonic()  # when a micro-batch last got on
         self._stop_at_s: float | None = None  # set: admit nothing; cut what still runs at this time
@@ -258,7 +305,7 @@ class Driver:
                 self._take_from_stage(message)
             for request in self.links.client_messages():
                 self._take_from_client(request)
-            self._outputs += self.scheduler.expire(time.monotonic())
+            self._cut(self.scheduler.expire(time.monotonic()))
             self._launch()
             self._hand_out()
             self._look_after_stages()
@@ -269,7 +316,7 @@ class Driver:
             self.supervisor.heard(message)
             return
         record = message.record
-        self.records.executed(record)
+        self.records.add_step(record)
         self.scheduler.observe(record)
         now_s = self._progress_s = time.monotonic()
         if record.stage < self._last_stage:
@@ -278,6 +325,10 @@ class Driver:
         else:
             self._progress.pop(record.micro_batch_id, None)
             self._outputs += self.scheduler.complete(record.micro_batch_id, message.token_ids or [], now_s)
+            self._write_down("result", self._in_flight.pop(record.micro_batch_id))
+
+    def _write_down(self, event: str, micro_batch: MicroBatch | None = None) -> None:
+        self.records.add_event(self.scheduler.record(event, time.monotonic_ns(), micro_batch))
 
     def _take_from_client(self, message: ToDriver) -> None:
         if isinstance(message, AddRequest):
@@ -286,6 +337,10 @@ class Driver:
             self._abort(message.request_id)
         elif isinstance(message, GetStats):
             self.links.send(self.stats())
+        elif isinstance(message, GetRecords):
+            self.links.send(
+                RecordsReply(self.records.recording(time.monotonic_ns(), message.seconds, message.since_ns))
+            )
         elif isinstance(message, Ping):
             self.links.send(Pong())
         elif self._stop_at_s is None:
@@ -316,6 +371,7 @@ class Driver:
             self.links.send(Rejected(message.request_id, str(error), error.param))
         else:
             self._live.add(message.request_id)
+            self._write_down("arrival")
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         """The last guard: an id that has no embedding would end the first stage, and with it the engine."""
@@ -325,7 +381,13 @@ class Driver:
     def _abort(self, request_id: int) -> None:
         output = self.scheduler.abort(request_id)
         if output is not None:
-            self._outputs.append(output)
+            self._cut([output])
+
+    def _cut(self, ends: list[TokenOutput]) -> None:
+        """Takes note of requests that ended before their time."""
+        self._outputs += ends
+        for _ in ends:
+            self._write_down("end")
 
     def _launch(self) -> None:
         while (micro_batch := self.scheduler.next_micro_batch(time.monotonic())) is not None:
@@ -333,7 +395,8 @@ class Driver:
             if not self._progress:
                 self._progress_s = time.monotonic()
             self._progress[micro_batch.id] = 0
-            self.records.launched(micro_batch, time.monotonic_ns(), len(self._progress))
+            self._in_flight[micro_batch.id] = micro_batch
+            self._write_down("launch", micro_batch)
 
     def _hand_out(self) -> None:
         if not self._outputs:
@@ -387,6 +450,7 @@ class Driver:
             in_flight_at_launch=dict(self.records.in_flight_at_launch),
             requests_in_micro_batch=dict(self.records.requests_in_micro_batch),
             stage_busy_s=self.records.stage_busy_s,
+            steps_in_bucket=self.records.steps_in_bucket,
         )
 
 
@@ -402,8 +466,11 @@ def run(setup: DriverSetup, links: Links) -> None:
     placement = place_model(setup.config, report)
     supervisor = start_stages(setup.config, placement, setup.run_dir, links)
     try:
-        driver = Driver(bring_up(setup.config, placement, links, supervisor), links, supervisor)
+        start_up = StartUp(setup.config, links, supervisor)
+        driver = Driver(bring_up(setup.config, placement, start_up), links, supervisor)
         supervisor.is_serving = True
+        report("measuring the stages", 0, 0)
+        measure(driver, start_up)
         gc.collect()
         gc.freeze()
         links.send(driver.info)

@@ -83,7 +83,7 @@ class LoopbackEngine:
     def __init__(self, runners: Sequence[Runner], config: SchedulerConfig, seed: int | None = None) -> None:
         assert len(runners) == config.pp_size, "one runner per stage"
         self.scheduler = Scheduler(config)
-        self.records = Records(config.pp_size)
+        self.records = Records(config.pp_size, config.in_flight_limit, started_ns=0)
         self.stages = [LoopbackStage(stage, len(runners), runner) for stage, runner in enumerate(runners)]
         for stage, next_stage in zip(self.stages, self.stages[1:], strict=False):
             stage.transport.link(next_stage.transport)
@@ -143,7 +143,7 @@ class LoopbackEngine:
     def _launch(self) -> None:
         while (micro_batch := self.scheduler.next_micro_batch(self.now_s)) is not None:
             self.in_flight += 1
-            self.records.launched(micro_batch, int(self.now_s * 1e9), self.in_flight)
+            self.records.add_event(self.scheduler.record("launch", int(self.now_s * 1e9), micro_batch))
             message = encode(Execute(micro_batch))
             for stage in self.stages:  # every stage has its own copy, as between processes
                 execute = to_stage_decoder.decode(message)
@@ -155,7 +155,7 @@ class LoopbackEngine:
         now_ns = int(self.now_s * 1e9)
         start_ns = now_ns - int(_TICK_S * 1e9)
         record = StageRecord(stage.stage, micro_batch.id, *[start_ns] * 4, *[now_ns] * 4)
-        self.records.executed(record)
+        self.records.add_step(record)
         self.scheduler.observe(record)
         if token_ids is None:
             return []

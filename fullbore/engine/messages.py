@@ -10,6 +10,7 @@ from msgspec import Struct
 from fullbore.config import EngineConfig
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import TokenOutput
+from fullbore.telemetry.accounting import Recording
 from fullbore.telemetry.spans import StageRecord
 
 # ------------------------------------------------------------------------------------------ client -> driver, once
@@ -136,6 +137,13 @@ class GetStats(Struct, tag=True):
     pass
 
 
+class GetRecords(Struct, tag=True):
+    """Answered with RecordsReply: the last `seconds` or, if it is given, all since `since_ns` (monotonic clock)."""
+
+    seconds: float
+    since_ns: int | None = None
+
+
 class Ping(Struct, tag=True):
     """Answered with Pong at once: how a client that hears nothing tells an idle driver from a stuck one."""
 
@@ -146,7 +154,7 @@ class StopDriver(Struct, tag=True):
     grace_s: float
 
 
-ToDriver = AddRequest | AbortRequest | GetStats | Ping | StopDriver
+ToDriver = AddRequest | AbortRequest | GetStats | GetRecords | Ping | StopDriver
 
 # --------------------------------------------------------------------------------------------- driver -> client
 
@@ -178,12 +186,12 @@ class EngineInfo(Struct, tag=True):
 
 
 class LoadProgress(Struct, tag=True):
-    """A step of starting. `stage` -1: fetching or converting the model, before the stages start."""
+    """A step of starting. `stage` -1: no single stage (fetching the model at first, measuring at the end)."""
 
     stage: int
-    what: str  # "downloading …", "loading"
+    what: str  # "downloading …", "loading", "measuring the stages"
     done_bytes: int
-    total_bytes: int
+    total_bytes: int  # 0: not known, or nothing that is counted in bytes
 
 
 class Outputs(Struct, tag=True):
@@ -220,6 +228,11 @@ class EngineStats(Struct, tag=True):
     in_flight_at_launch: dict[int, int]  # how many micro-batches were in flight after each launch -> launches
     requests_in_micro_batch: dict[int, int]  # size in requests -> launches
     stage_busy_s: list[float]
+    steps_in_bucket: list[list[int]]  # per stage: steps by duration, see records.STEP_BUCKETS_S
+
+
+class RecordsReply(Struct, tag=True):
+    recording: Recording
 
 
 class EngineDead(Struct, tag=True):
@@ -232,7 +245,7 @@ class EngineDead(Struct, tag=True):
     exit_code: int = 1
 
 
-FromDriver = EngineInfo | LoadProgress | Outputs | Rejected | Pong | EngineStats | EngineDead
+FromDriver = EngineInfo | LoadProgress | Outputs | Rejected | Pong | EngineStats | RecordsReply | EngineDead
 
 # ------------------------------------------------------------------------------------------------------ coding
 
