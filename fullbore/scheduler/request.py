@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from fullbore.errors import RequestError
 
@@ -22,6 +23,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # or each of its characters would be a stop string
+            force_setattr(self, "stop", (self.stop,))
 
     def validate(self) -> None:
         """Raises RequestError, naming the parameter, when a value is out of its range (NaN included)."""

@@ -10,6 +10,7 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from fullbore.errors import RequestError
 from fullbore.server.body import JsonRoute
 from fullbore.server.connection import EventStream, document_response, while_connected
 from fullbore.server.generation import Generation
@@ -23,7 +24,7 @@ from fullbore.server.responses import (
     Delta,
     header,
 )
-from fullbore.server.state import State
+from fullbore.server.state import ServerState, State
 from fullbore.text.requests import encode_chat
 
 router = APIRouter(route_class=JsonRoute)
@@ -35,12 +36,19 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     state.check_admission()
     state.check_model(body.model)
     body.check()
-    params = body.sampling_params(body.max_tokens)
-    token_ids = await asyncio.to_thread(encode_chat, state.tokenizer, body.conversation(), state.engine.info)
-    generation = Generation(state, token_ids, params)
+    try:
+        generation = await _start(body, state)
+    except RequestError as error:
+        raise RequestError(str(error), body.name_of_param(error.param)) from error
     if body.stream:
         return EventStream(_chunks(generation, state.model_name, body.include_usage))
     return document_response(await while_connected(request.receive, _whole(generation, state.model_name)))
+
+
+async def _start(body: ChatCompletionRequest, state: ServerState) -> Generation:
+    params = body.sampling_params(body.output_limit)
+    token_ids = await asyncio.to_thread(encode_chat, state.tokenizer, body.conversation(), state.engine.info)
+    return Generation(state, token_ids, params)
 
 
 async def _whole(generation: Generation, model_name: str) -> ChatCompletion:

@@ -164,15 +164,16 @@ class ChatCompletionRequest(GenerationRequest):
             raise ApiError(400, "messages is empty; give at least one message.", "messages")
         return [message.for_template(index) for index, message in enumerate(self.messages)]
 
-    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
-        """As for completions; an error about max_tokens names the parameter that the client used."""
-        if self.max_completion_tokens is None:
-            return super().sampling_params(max_tokens)
-        if self.max_completion_tokens < 1:
-            raise RequestError(
-                f"max_completion_tokens must be at least 1, got {self.max_completion_tokens}.", "max_completion_tokens"
-            )
-        return super().sampling_params(self.max_completion_tokens)
+    @property
+    def output_limit(self) -> int | None:
+        """Most tokens to generate, under whichever name it was given."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def name_of_param(self, name: str | None) -> str | None:
+        """What this request calls the parameter that `name` is elsewhere."""
+        if name == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return "messages" if name == "prompt" else name
 
 
 def refuse_unsupported(extra: dict[str, Any], prefix: str = "") -> None:

@@ -55,6 +55,8 @@ async def serve(
     stop = asyncio.create_task(stop_requested.wait())
     while not (server.started or serving.done()):
         await asyncio.sleep(0.01)
+    if serving.done():  # another server, bound at the same time, was first to listen
+        raise ConfigError(f"Cannot listen: {serving.exception()}; choose another --port.")
     on_ready()
     ends: set[asyncio.Future[Any]] = {serving, state.engine.death, stop}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,8 @@ def start_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartServer]:
     monkeypatch.setattr(serve_module, "DEATH_NOTICE_S", 0.5)
     servers: list[RunningServer] = []
 
-    def start(**settings: Any) -> RunningServer:
-        servers.append(RunningServer(ServerConfig(port=0, **settings)))
+    def start(sock: socket.socket | None = None, **settings: Any) -> RunningServer:
+        servers.append(RunningServer(ServerConfig(port=0, **settings), sock))
         return servers[-1]
 
     yield start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,10 +37,10 @@ def echo(request: AddRequest) -> list[int]:
 class RunningServer:
     """A server in a thread of its own. `engine` may be read and changed; methods go through `call`."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, sock: socket.socket | None = None) -> None:
         self._config = config
         self._ready = threading.Event()
-        self.sock = bind(config.host, config.port)
+        self.sock = sock or bind(config.host, config.port)
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
         self.engine: FakeEngine
         self.error: BaseException | None = None

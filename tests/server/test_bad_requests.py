@@ -105,7 +105,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
     ({**CHAT, "top_logprobs": 2, "logprobs": True}, "top_logprobs"),
     ({**CHAT, "reasoning_effort": "high"}, "reasoning_effort"),
-    ({"messages": [{"role": "user", "content": "x" * 600}]}, "prompt"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ({**CHAT, "max_completion_tokens": 600}, "max_completion_tokens"),
 ]  # fmt: skip
 
 

@@ -161,3 +161,11 @@ def test_a_port_in_use_is_a_settings_error() -> None:
 def test_a_host_that_is_not_ours_is_a_settings_error() -> None:
     with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid"):
         bind("no.such.host.invalid", 0)
+
+
+def test_the_second_of_two_servers_that_bound_one_port_ends_with_a_settings_error(start_server: StartServer) -> None:
+    first = bind("127.0.0.1", 0)
+    second = bind("127.0.0.1", first.getsockname()[1])  # possible while neither listens
+    start_server(first, shutdown_grace_s=0.2)
+    with pytest.raises(ConfigError, match="Cannot listen"):
+        start_server(second)

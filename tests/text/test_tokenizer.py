@@ -148,6 +148,10 @@ def test_no_limit_on_top_k_in_any_spelling(info: EngineInfo) -> None:
     ]  # fmt: skip
 
 
+def test_one_stop_string_need_not_be_a_tuple() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
 def test_output_ends_with_the_engine_s_word_or_a_stop_string(tokenizer: Tokenizer) -> None:
     def push_all(output: OutputText, text: str, reason: str | None) -> str:
         token_ids = tokenizer.encode(text)
