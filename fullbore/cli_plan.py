@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fullbore.plan.hardware import Hardware
     from fullbore.plan.layout import Layout
     from fullbore.plan.models import DecoderModel
+    from fullbore.plan.predict import Prediction
     from fullbore.plan.scenario import Deployment, Scenario
     from fullbore.plan.search import OnProgress, SearchResult
     from fullbore.plan.uncertainty import Matrix
@@ -78,6 +79,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Fit to a bench.json measured with these --pp, --tp … on this hardware."),
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with charts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of predictions as JSON.")] = False,
 ) -> None:
     """Predict tokens/s, TTFT and ITL of MODEL on given hardware, for one layout or for all that fit."""
@@ -124,6 +126,8 @@ def plan(
         with _progress(as_json) as on_progress:
             scenario, covariance = _calibrated(scenario, layout, calibrate, on_progress)
             rows = _evaluate(scenario, layout, covariance, on_progress)
+        if html is not None and not isinstance(rows[0], dict):
+            _write_page(html, scenario, rows, rows[-1], [])
         if as_json:
             _print_json(rows)
         elif isinstance(rows[0], dict):
@@ -135,6 +139,9 @@ def plan(
         raise ConfigError("--calibrate needs the layout that was measured: give its --pp and --tp.")
     with _progress(as_json) as on_progress:
         result = search(scenario, layout, slo, on_progress)
+    if html is not None:
+        unfit = [f"does not fit: {each.layout.name}: {each.problem}" for each in result.unfit]
+        _write_page(html, scenario, result.predictions, result.pick, unfit)
     if as_json:
         _print_json(_search_rows(result))
     else:
@@ -267,6 +274,17 @@ def _kv_bytes(name: str) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------- printing
+
+
+def _write_page(
+    file: Path, scenario: Scenario, predictions: list[Prediction], pick: Prediction | None, remarks: list[str]
+) -> None:
+    from fullbore.plan.page import page
+
+    try:
+        file.write_text(page(scenario, predictions, pick, remarks), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {file} cannot be written ({error.strerror}).") from None
 
 
 def _print_json(rows: list[Any]) -> None:

@@ -51,7 +51,12 @@ _HEADER = (
 
 def prediction_table(predictions: Sequence[Prediction]) -> str:
     """One line per prediction."""
-    return table(_HEADER, [_row(each) for each in predictions])
+    return table(*prediction_cells(predictions))
+
+
+def prediction_cells(predictions: Sequence[Prediction]) -> tuple[Sequence[str], list[list[str]]]:
+    """Header and rows."""
+    return _HEADER, [_row(each) for each in predictions]
 
 
 def _row(each: Prediction) -> list[str]:
