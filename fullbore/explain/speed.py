@@ -16,6 +16,7 @@ from fullbore.explain.progress import Progress
 from fullbore.explain.settings import Settings
 
 _EXPERT_SHARE = 0.5  # of the bytes that one token reads in a mixture of experts, where nothing better is known
+_FASTER = 1.3
 _ANYTHING_GB = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?GB\b")
 
 
@@ -27,6 +28,7 @@ class Speed:
     step_ms: Fact | None = None
     tok_s: Fact | None = None
     ttft_ms: Fact | None = None
+    was_faster: Fact | None = None  # tokens/s that a user noted of an earlier time, well above the present
     bytes_per_token: Fact | None = None  # read from memory for one token of one request, over all stages
     bandwidth_bytes_s: Fact | None = None  # of one GPU
     model: ModelSize = field(default_factory=ModelSize)
@@ -74,6 +76,7 @@ def read_speed(
         speed.lone_ms = _lone_ms(evidence, load, progress, num_stages)
         speed.step_ms = _step_ms(evidence, load)
     speed.tok_s = _tok_s(evidence, load, progress)
+    speed.was_faster = _was_faster(evidence, speed.tok_s)
     speed.ttft_ms = _ttft_ms(evidence, load)
     speed.bytes_per_token = _bytes_per_token(evidence, model)
     speed.bandwidth_bytes_s = _bandwidth(evidence, card)
@@ -131,6 +134,19 @@ def _tok_s(evidence: Evidence, load: Load, progress: Progress) -> Fact | None:
     if row is not None and row.output_tok_s:
         return Fact(f"{show(row.output_tok_s)} tokens/s at concurrency {row.concurrency}", row.output_tok_s, row.source)
     return logged_tok_s(evidence) or progress.tok_s
+
+
+def _was_faster(evidence: Evidence, now: Fact | None) -> Fact | None:
+    for path, note in evidence.notes.items():
+        numbers = numbers_in(note.value)[:2]
+        is_earlier = re.search(
+            r"last_?(?:week|month|time|year)|yesterday|before|previous|earlier|\bwas\b|_was_", path, re.I
+        )
+        if now is not None and numbers and is_earlier and re.search(r"tok_?s|tps|tokens_per_s", path):
+            mean = sum(numbers) / len(numbers)
+            if mean > _FASTER * now.number:
+                return Fact(f"{path}: {note.value}, now {show(now.value)} tokens/s", mean, note.source)
+    return None
 
 
 def _ttft_ms(evidence: Evidence, load: Load) -> Fact | None:

@@ -100,3 +100,23 @@ def test_expected_answers_are_no_evidence() -> None:
     for name in NAMES:
         expected = json.loads((CASES / name / "expected.json").read_text())
         assert explain([CASES / name]).answer["primary"] in [expected["verdict"], *expected.get("also", [])]
+
+
+def _without_one_kind() -> list[tuple[str, str]]:
+    kinds = {name: {_kind(path.name) for path in (CASES / name).iterdir()} - {"expected"} for name in NAMES}
+    return [(name, kind) for name in NAMES for kind in sorted(kinds[name]) if len(kinds[name]) > 1]
+
+
+def _kind(file_name: str) -> str:
+    """rank-PP3.log and rank-PP4.log are of one kind, as are the dumps of several machines or moments."""
+    return re.split(r"[.\d]|-PP|-node|-\d", file_name)[0]
+
+
+@pytest.mark.parametrize(("name", "kind"), _without_one_kind())
+def test_less_evidence_gives_the_same_verdict_or_none(name: str, kind: str) -> None:
+    expected = json.loads((CASES / name / "expected.json").read_text())
+    kept = [path for path in sorted((CASES / name).iterdir()) if _kind(path.name) not in (kind, "expected")]
+    answer = explain(kept).answer
+    assert answer["primary"] in [expected["verdict"], *expected.get("also", []), "insufficient-evidence"]
+    wrong = set(expected.get("not", [])) - {"insufficient-evidence"}
+    assert not wrong & {verdict["id"] for verdict in answer["verdicts"]}

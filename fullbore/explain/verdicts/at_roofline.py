@@ -25,7 +25,7 @@ def at_roofline(s: Situation) -> Finding | None:
 def _lone(s: Situation) -> Finding | None:
     """One request on one stage: nothing to pipeline, and the weights are read as fast as they can be."""
     share, floor = s.speed.lone_share, s.speed.lone_floor_ms
-    if share is None or floor is None or share < _NEAR or (s.P or 1) > 1 or s.load.known not in (1, None):
+    if share is None or floor is None or share < _NEAR or s.P != 1 or s.load.known not in (1, None):
         return None
     if share > 1.3:
         return None  # faster than physics: the sizes are wrong

@@ -56,6 +56,17 @@ _DOES_NOT_RUN, _RUNS_SLOWLY, _USUAL = 0, 1, 2
 _TIERS = {"stage-divergence": _DOES_NOT_RUN, "spin-deadlock": _DOES_NOT_RUN}
 _TIERS |= {"clock-throttle": _RUNS_SLOWLY, "not-idle-time": _RUNS_SLOWLY}
 
+# Causes that do not come and go with the same settings and load: they do not explain that it was faster before.
+_STATIC = {
+    "few-requests",
+    "packed-slot",
+    "ring-order",
+    "imbalance",
+    "launch-bound",
+    "at-roofline",
+    "pp-latency-expected",
+}
+
 # Causes that act together, each with a fix of its own.
 _TOGETHER = {
     frozenset({"launch-bound", "packed-slot"}),
@@ -87,6 +98,11 @@ def judge(s: Situation) -> Judgement:
             if finding.id == verdict:
                 finding.against.append(fact)
                 finding.strength -= 0.3
+    if s.speed.was_faster is not None:
+        for finding in findings:
+            if finding.id in _STATIC:
+                finding.strength -= 0.3
+                finding.against.append(_was_the_same_before(s.speed.was_faster))
     findings.sort(key=lambda finding: (_tier(finding), -finding.strength))
     supported = [finding for finding in findings if finding.strength >= REPORTED]
     weak = [finding for finding in findings if finding.strength < REPORTED]
@@ -104,6 +120,10 @@ def judge(s: Situation) -> Judgement:
     if primary.id == "slow-link":
         aside = [fact for fact in aside if not fact.text.startswith("link:")]
     return Judgement(verdicts, aside, weak, missing)
+
+
+def _was_the_same_before(was_faster: Fact) -> Fact:
+    return Fact(f"{was_faster.text}: what has always been so does not explain a change", None, was_faster.source)
 
 
 def _findings(s: Situation) -> Iterator[Finding]:

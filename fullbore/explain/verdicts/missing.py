@@ -30,7 +30,17 @@ def missing_evidence(s: Situation, *, is_running: bool = True) -> list[Missing]:
         return [item for item in (_launch(s),) if item]
     return [
         item
-        for item in (_traces(s), _load(s), _samples(s), _log(s), _metrics(s), _server_info(s), _bench(s), _launch(s))
+        for item in (
+            _traces(s),
+            _change(s),
+            _load(s),
+            _samples(s),
+            _log(s),
+            _metrics(s),
+            _server_info(s),
+            _bench(s),
+            _launch(s),
+        )
         if item
     ]
 
@@ -45,6 +55,15 @@ def _traces(s: Situation) -> Missing | None:
         f"traces of rank {absent} are missing (there are those of stage {have}, of {timeline.num_stages}): without "
         "them no verdict per stage is given",
         "profile again and keep the trace of every rank; a merged SGLang profile holds only PP0",
+    )
+
+
+def _change(s: Situation) -> Missing | None:
+    if s.speed.was_faster is None:
+        return None
+    return Missing(
+        f"what changed since it was faster ({s.speed.was_faster.text}): clocks, power, versions, settings, load",
+        "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE under load; the logs, versions and command lines of both times",
     )
 
 

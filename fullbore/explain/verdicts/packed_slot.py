@@ -15,6 +15,7 @@ from fullbore.explain.gains import Run, linear_between, simulated_factor
 from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding, Gain
 
+_ALWAYS_ONE = 0.85  # less: at times nobody works, which packing alone does not explain
 _PACKED = 0.75  # of the micro-batches that are possible
 _ONE_AT_A_TIME = (0.7, 1.45)  # stages at work at once when one micro-batch travels
 _FLAT = 1.1  # throughput that grows by less than this with twice the clients
@@ -137,10 +138,10 @@ def _from_utilisation(s: Situation, possible: int) -> _Occupied | None:
     if not low <= busy.total <= min(high, _PACKED * possible) or busy.spread > 1.5:
         return None
     fact = Fact(f"the utilisations of all stages add up to {show(busy.total)} stages: one works at a time")
-    strength, facts = 0.6, [fact]
+    strength, facts = 0.6 if busy.total >= _ALWAYS_ONE else 0.45, [fact]
     flat = _flat_throughput(s)
     if flat is not None:
-        strength, facts = 0.8, [fact, flat]
+        strength, facts = strength + 0.2, [fact, flat]
     if s.load.at_most is not None and s.load.known is not None and s.load.at_most.number <= s.load.known:
         strength += 0.05
     return _Occupied(1.0, strength, facts)
