@@ -204,9 +204,13 @@ class Traffic:
         """What every stage does: all runs write, then all runs read what came before."""
         size = self.config.page_size
         runs = list(zip(launched.micro_batch.runs, launched.block_ids, strict=True))
+        written = set()
         for run, block_ids in runs:
             for position, token in enumerate(run.token_ids, start=run.start):
-                self.kv[block_ids[position // size], position % size] = token
+                slot = (block_ids[position // size], position % size)
+                assert slot not in written, "two runs of one micro-batch write to the same place"
+                written.add(slot)
+                self.kv[slot] = token
         for run, block_ids in runs:
             client = self.clients.get(run.request_id)
             if client is None or client.request.epoch != run.epoch:

@@ -188,6 +188,19 @@ def test_preempted_request_keeps_its_tokens_and_finishes() -> None:
     assert_at_rest(scheduler)
 
 
+def test_nobody_is_admitted_into_the_room_that_others_need_next() -> None:
+    """Four requests decode; the fifth would fit, but only until the first of them needs its next block."""
+    scheduler = make(2, num_kv_blocks=12, page_size=4, enable_prefix_cache=False)
+    pipeline = PipelineModel(scheduler, one_per_request)
+    for i in range(4):
+        pipeline.add(request(i, prompt=7, max_tokens=4))
+    for _ in range(4):
+        pipeline.step()
+    pipeline.add(request(4, prompt=8, max_tokens=4))
+    pipeline.run()
+    assert scheduler.state().preemptions == 0
+
+
 def test_abort_in_every_state_frees_everything() -> None:
     scheduler = make(2, num_kv_blocks=64, chunked_prefill_size=16, max_running_requests=3)
     pipeline = PipelineModel(scheduler, one_per_request)
