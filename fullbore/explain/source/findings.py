@@ -31,7 +31,7 @@ class Findings:
             function=scope.name if scope is not None else "<module>",
             qualname=module.qualname(node) or "<module>",
             role=role,
-            text=module.lines[line - 1].decode(errors="replace").strip(),
+            text=_line_text(module, line),
             statement_line=statement_line(module, node),
             via=reach.via,
             certainty=reach.certainty,
@@ -40,11 +40,12 @@ class Findings:
         self._list(reach).append(place)
         return place
 
-    def note_target(self, target: ast.AST, name: str, reach: Reach, place: Place) -> None:
+    def note_target(self, module: Module, target: ast.AST, name: str, reach: Reach, place: Place) -> None:
         """The name that the value of `place` goes into; a place of its own when it stands on another line."""
         self.covered.add(target)
-        if name_line(target) != place.line:
-            self._list(reach).append(replace(place, line=name_line(target), into=name))
+        line = name_line(target)
+        if line != place.line:
+            self._list(reach).append(replace(place, line=line, text=_line_text(module, line), into=name))
 
     def _list(self, reach: Reach) -> list[Place]:
         return self.places if reach.derived is None else self.derived[reach.derived].uses
@@ -57,3 +58,7 @@ class Findings:
                 return position
         self.derived.append(Derived(*key, expression=expression))
         return len(self.derived) - 1
+
+
+def _line_text(module: Module, line: int) -> str:
+    return module.lines[line - 1].decode(errors="replace").strip()

@@ -62,7 +62,7 @@ class _Printer:
         head.append(f"{place.role:<9}", ROLE_STYLE.get(place.role, ""))
         head.append(f"  {place.qualname}{doubt}")
         self._console.print(head, no_wrap=True, overflow="ellipsis", crop=True)
-        for detail in _details(place):
+        for detail in _details(places[-1]):
             self._detail(detail)
         if place.certainty is not Certainty.CERTAIN:
             self._wrapped(place.via, " " * 13, max_lines=2)
@@ -158,4 +158,9 @@ def _details(place: Place) -> list[str]:
     if place.role == "passes on":
         return [f"{ARROW}{place.into}" if place.into else place.text]
     under = [f"when {place.condition}"] if place.condition else []
-    return [*under, place.into if "=" in place.into else place.text]
+    if place.role in ("defines", "defaults") and "=" not in place.into:
+        return [*under, place.text]
+    if "=" in place.into:
+        return [*under, place.into]
+    is_whole = place.line == place.statement_line or not place.into
+    return [*under, place.text if is_whole else f"{place.into} = … {place.text}"]

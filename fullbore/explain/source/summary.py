@@ -116,9 +116,10 @@ def _sizes(name: str, places: list[Place], derived: list[Derived]) -> list[str]:
             sentences.append(
                 f"{name} sizes {each.name} = {_quote(each.expression)} ({_spot(each)}), and with it: {_list(what)}."
             )
-    computed = {(each.file, line) for each in derived for line in (each.line, each.line + 1)}
+    computed = {(each.file, each.line) for each in derived}
     for place in places:
-        if place.role == "sizes" and (place.file, place.line) not in computed:
+        if place.role == "sizes" and (place.file, place.statement_line) not in computed:
+            computed.add((place.file, place.statement_line))
             sentences.append(f"{name} sizes {_quote(place.into or place.text)} ({_at(place)}).")
     more = f"It sizes {len(sentences) - MAX_LISTED} more."
     return sentences if len(sentences) <= MAX_LISTED else [*sentences[:MAX_LISTED], more]

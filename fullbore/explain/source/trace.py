@@ -228,7 +228,7 @@ class Trace:
     def _store(self, module: Module, flow: Flow, reach: Reach, place: Place) -> None:
         target = flow.target
         name = target.arg if isinstance(target, ast.arg) else module.text(target, 80)
-        self.findings.note_target(target, name, reach, place)
+        self.findings.note_target(module, target, name, reach, place)
         reach = self._computed(module, flow, reach, name)
         if isinstance(target, ast.Attribute):
             cls = self.types.type_of(module, target.value)
