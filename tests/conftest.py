@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in the processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub by accident
@@ -21,3 +22,10 @@ def smollm2_path() -> Path:
     from fullbore.model.resolve import resolve_model
 
     return resolve_model(DEFAULT_MODEL).path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many sequences were compared with Hugging Face's, and how many differed at ties."""
+    exactness = sys.modules.get("exactness")
+    if exactness is not None and exactness.TALLY.compared:
+        terminalreporter.write_line(str(exactness.TALLY))

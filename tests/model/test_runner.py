@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from exactness import load_reference
 from tiny_models import ARCHITECTURES, VOCAB_SIZE, make_tiny_model
-from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fullbore.errors import ModelError, OutOfMemoryError
 from fullbore.model import runner as runner_module
@@ -30,14 +30,6 @@ class TinyModel:
     folder: Path
     token_ids: list[list[int]]  # one sequence per request
     logits: list[torch.Tensor]  # Hugging Face's, one [length, vocab_size] per request
-
-
-def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] != "kimi_k2":
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    del config["model_type"]
-    return DeepseekV3ForCausalLM.from_pretrained(folder, config=DeepseekV3Config.from_dict(config), dtype=dtype)
 
 
 @torch.inference_mode()
