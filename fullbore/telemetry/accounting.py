@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from msgspec import Struct
@@ -55,10 +55,39 @@ class Recording(Struct, frozen=True):
     driver_records: list[DriverRecord]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a stage's time: work, or one wait divided among its causes."""
+
+    begin_ns: int
+    end_ns: int
+    causes: dict[str, int]  # nanoseconds that sum to end_ns - begin_ns
+
+    @property
+    def is_wait(self) -> bool:
+        return not any(cause in BUSY for cause in self.causes)
+
+    @property
+    def main_cause(self) -> str:
+        return max(self.causes, key=lambda cause: self.causes[cause])
+
+
 def account(recording: Recording) -> list[dict[str, int]]:
     """For each stage, nanoseconds by cause; on every stage they sum to `end_ns - start_ns` exactly."""
+    totals = []
+    for stage_pieces in pieces(recording):
+        total = dict.fromkeys(CAUSES, 0)
+        for piece in stage_pieces:
+            for cause, ns in piece.causes.items():
+                total[cause] += ns
+        totals.append(total)
+    return totals
+
+
+def pieces(recording: Recording) -> list[list[Piece]]:
+    """For each stage, what it did from `start_ns` to `end_ns`, one piece after the other, without a gap."""
     pipeline = _Pipeline(recording)
-    return [_account_stage(pipeline, stage) for stage in range(recording.pp_size)]
+    return [_pieces_of_stage(pipeline, stage) for stage in range(recording.pp_size)]
 
 
 @dataclass(slots=True)
@@ -189,52 +218,56 @@ class _Pipeline:
         return (self._work[stage][last] - self._work[stage][first]) / max(last - first, 1)
 
 
-def _account_stage(pipeline: _Pipeline, stage: int) -> dict[str, int]:
-    totals: dict[str, int] = defaultdict(int)
+def _pieces_of_stage(pipeline: _Pipeline, stage: int) -> list[Piece]:
+    found: list[Piece] = []
+    steps = pipeline.order[stage]
     start_ns, end_ns = pipeline.start_ns, pipeline.end_ns
-
-    def add(cause: str, begin: int, end: int) -> None:
-        totals[cause] += max(0, min(end, end_ns) - max(begin, start_ns))
-
-    cursor_ns = min(start_ns, pipeline.order[stage][0].start_ns) if pipeline.order[stage] else start_ns
-    for step in pipeline.order[stage]:
-        if step.start_ns > cursor_ns and step.start_ns > start_ns and cursor_ns < end_ns:
-            _explain_wait(pipeline, step, max(cursor_ns, start_ns), min(step.start_ns, end_ns), totals)
-        begin_ns = max(step.start_ns, cursor_ns)
-        add("host", begin_ns, step.compute_start_ns)
-        add("compute", max(step.compute_start_ns, begin_ns), step.compute_end_ns)
-        add("host", step.compute_end_ns, step.end_ns)
-        cursor_ns = max(cursor_ns, step.end_ns)
-    if cursor_ns < end_ns:
-        last = pipeline.order[stage][-1].micro_batch_id if pipeline.order[stage] else None
-        _explain_end(pipeline, last, max(cursor_ns, start_ns), end_ns, totals)
-    return {cause: totals[cause] for cause in CAUSES}
+    free_ns = min(start_ns, steps[0].start_ns) if steps else start_ns
+    for step in steps:
+        wait = max(free_ns, start_ns), min(step.start_ns, end_ns)
+        if wait[0] < wait[1]:
+            found.append(Piece(*wait, _explain_wait(pipeline, step, *wait)))
+        begin_ns = max(step.start_ns, free_ns, start_ns)
+        work = (("host", step.compute_start_ns), ("compute", step.compute_end_ns), ("host", step.end_ns))
+        for cause, until_ns in work:
+            until_ns = min(until_ns, end_ns)
+            if begin_ns < until_ns:
+                found.append(Piece(begin_ns, until_ns, {cause: until_ns - begin_ns}))
+                begin_ns = until_ns
+        free_ns = max(free_ns, step.end_ns)
+    if max(free_ns, start_ns) < end_ns:
+        wait = max(free_ns, start_ns), end_ns
+        found.append(Piece(*wait, _explain_end(pipeline, steps[-1].micro_batch_id if steps else None, *wait)))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- one wait
 
 
-def _explain_wait(pipeline: _Pipeline, step: _Step, begin_ns: int, end_ns: int, totals: dict[str, int]) -> None:
+def _explain_wait(pipeline: _Pipeline, step: _Step, begin_ns: int, end_ns: int) -> dict[str, int]:
     """Divides the wait [begin, end) before `step` among its causes."""
     if step.is_queued:  # the stage was late, not its input: what remains is the tail of a message
-        totals["transfer" if step.stage else "control"] += end_ns - begin_ns
-        return
+        return {"transfer" if step.stage else "control": end_ns - begin_ns}
+    totals: dict[str, int] = defaultdict(int)
     rest_ns = _take_no_requests(pipeline, begin_ns, end_ns, totals)
     if rest_ns == 0:
-        return
+        return totals
     chain = _walk_back(pipeline, step)
     before_ns = max(0, min(chain.begin_ns, end_ns) - begin_ns)
     before_ns = max(0, before_ns - (end_ns - begin_ns - rest_ns)) if chain.is_arrival else 0
     if before_ns:  # before the request came that ends this wait, the pipe was draining or short of work
         _divide(before_ns, _missing_for(pipeline, pipeline.state_at(begin_ns), is_open=True), totals)
     _divide(rest_ns - before_ns, _weights(pipeline, step, chain), totals)
+    return totals
 
 
-def _explain_end(pipeline: _Pipeline, last_id: int | None, begin_ns: int, end_ns: int, totals: dict[str, int]) -> None:
+def _explain_end(pipeline: _Pipeline, last_id: int | None, begin_ns: int, end_ns: int) -> dict[str, int]:
     """The wait after a stage's last micro-batch: nothing is known of what ends it."""
+    totals: dict[str, int] = defaultdict(int)
     rest_ns = _take_no_requests(pipeline, begin_ns, end_ns, totals)
     launch = pipeline.launches.get(last_id) if last_id is not None else None
     _divide(rest_ns, _missing_for(pipeline, launch or pipeline.state_at(begin_ns), is_open=True), totals)
+    return totals
 
 
 def _take_no_requests(pipeline: _Pipeline, begin_ns: int, end_ns: int, totals: dict[str, int]) -> int:
@@ -317,42 +350,36 @@ class _Round:
     means_ns: tuple[float, ...]
     own_ns: float
 
-    @property
-    def idle(self) -> float:
-        """The fraction of the round in which the stage waits."""
-        latency_ns = sum(self.means_ns) + self.uneven_ns + self.transfer_ns + self.control_ns
-        round_ns = max(latency_ns, self.micro_batches * max(self.means_ns), 1.0)
-        return 1 - self.micro_batches * self.own_ns / round_ns
-
-    def without(self, fault: str) -> _Round:
-        if fault == "transfer":
-            return replace(self, transfer_ns=0.0)
-        if fault == "control":
-            return replace(self, control_ns=0.0)
-        if fault == "uneven":
-            return replace(self, uneven_ns=0.0)
-        if fault == "imbalance":
-            mean_ns = sum(self.means_ns) / len(self.means_ns)
-            return replace(self, means_ns=(mean_ns,) * len(self.means_ns), own_ns=mean_ns)
-        return replace(self, micro_batches=max(self.micro_batches, len(self.means_ns)))  # "missing"
+    def idle(self, faults: frozenset[str]) -> float:
+        """The fraction of the round in which the stage waits, if of its faults only these remain."""
+        latency_ns = sum_ns = sum(self.means_ns)
+        if "transfer" in faults:
+            latency_ns += self.transfer_ns
+        if "control" in faults:
+            latency_ns += self.control_ns
+        if "uneven" in faults:
+            latency_ns += self.uneven_ns
+        slowest_ns = own_ns = sum_ns / len(self.means_ns)
+        if "imbalance" in faults:
+            slowest_ns, own_ns = max(self.means_ns), self.own_ns
+        micro_batches = self.micro_batches if "missing" in faults else max(self.micro_batches, len(self.means_ns))
+        return 1 - micro_batches * own_ns / max(latency_ns, micro_batches * slowest_ns, 1.0)
 
 
 _FAULTS = ("transfer", "control", "uneven", "imbalance", "missing")
+_ALL: frozenset[str] = frozenset(_FAULTS)
+_NONE: frozenset[str] = frozenset()
+_ONLY = {fault: frozenset([fault]) for fault in _FAULTS}
+_ALL_BUT = {fault: _ALL - _ONLY[fault] for fault in _FAULTS}
 
 
 def _worth(pipe_round: _Round) -> dict[str, float]:
     """How much of the round's idle time each fault is worth: mean of removing it first and removing it last."""
-    ideal = pipe_round
-    for fault in _FAULTS:
-        ideal = ideal.without(fault)
+    actual, ideal = pipe_round.idle(_ALL), pipe_round.idle(_NONE)
     worth = {}
     for fault in _FAULTS:
-        only_this = pipe_round
-        for other in _FAULTS:
-            if other != fault:
-                only_this = only_this.without(other)
-        saved_first = pipe_round.idle - pipe_round.without(fault).idle
-        saved_last = only_this.idle - ideal.idle
+        saved_first = actual - pipe_round.idle(_ALL_BUT[fault])
+        saved_last = pipe_round.idle(_ONLY[fault]) - ideal
         worth[fault] = max((saved_first + saved_last) / 2, 0.0)
     return worth
 

@@ -12,7 +12,7 @@ from fullbore.plan.pipeline import Hop, Pipeline
 from fullbore.plan.simulate import simulate
 from fullbore.plan.workload import Job, Workload, closed_loop
 from fullbore.scheduler.scheduler import SchedulerConfig
-from fullbore.telemetry.accounting import BUSY, CAUSES, Recording, account
+from fullbore.telemetry.accounting import BUSY, CAUSES, Recording, account, pieces
 
 STAGE_S = 0.01
 PLENTY = 100_000
@@ -213,6 +213,20 @@ def _posted_at(record: object, posted_ns: int) -> object:
     from msgspec.structs import replace as replace_struct
 
     return replace_struct(record, receive_posted_ns=posted_ns)
+
+
+@pytest.mark.parametrize("example", ["one prompt in ten chunks", "nobody there for half of the time"])
+def test_pieces_follow_each_other_and_add_up_to_the_account(example: str) -> None:
+    recording = ONE_THING_WRONG[example][1]()
+    for stage_pieces, total in zip(pieces(recording), account(recording), strict=True):
+        bounds = [(piece.begin_ns, piece.end_ns) for piece in stage_pieces]
+        assert bounds[0][0] == recording.start_ns
+        assert bounds[-1][1] == recording.end_ns
+        assert all(end == begin for (_, end), (begin, _) in zip(bounds, bounds[1:], strict=False))
+        assert all(sum(p.causes.values()) == p.end_ns - p.begin_ns > 0 for p in stage_pieces)
+        for cause in CAUSES:
+            assert sum(piece.causes.get(cause, 0) for piece in stage_pieces) == total[cause]
+        assert {p.main_cause for p in stage_pieces if not p.is_wait} <= set(BUSY)
 
 
 def test_nothing_recorded_is_no_requests() -> None:
