@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 
@@ -222,7 +223,7 @@ def test_pieces_follow_each_other_and_add_up_to_the_account(example: str) -> Non
         bounds = [(piece.begin_ns, piece.end_ns) for piece in stage_pieces]
         assert bounds[0][0] == recording.start_ns
         assert bounds[-1][1] == recording.end_ns
-        assert all(end == begin for (_, end), (begin, _) in zip(bounds, bounds[1:], strict=False))
+        assert all(end == begin for (_, end), (begin, _) in pairwise(bounds))
         assert all(sum(p.causes.values()) == p.end_ns - p.begin_ns > 0 for p in stage_pieces)
         for cause in CAUSES:
             assert sum(piece.causes.get(cause, 0) for piece in stage_pieces) == total[cause]
