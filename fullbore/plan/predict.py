@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from fullbore.errors import OutOfMemoryError
 from fullbore.plan.coarse import EXACT, CoarseCosts, Grain, coarse_hops, grain_for
 from fullbore.plan.cost_model import HEAD, WEIGHTS
 from fullbore.plan.devices import MEASURED_DEVICES
@@ -96,8 +97,13 @@ def predict(
 ) -> Prediction:
     """Simulates `concurrency` clients (or the demand's arrival rate; `concurrency` is then what results).
 
-    The deployment must fit (`problem` is None).
+    Raises:
+        OutOfMemoryError: the deployment does not fit.
     """
+    if deployment.problem:
+        raise OutOfMemoryError(
+            f"{deployment.scenario.model.name} does not fit as {deployment.layout.name}: {deployment.problem}."
+        )
     demand, layout = deployment.scenario.demand, deployment.layout
     if demand.rate_per_s is not None:
         grain = Grain()
