@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import takewhile
 from math import ceil
+from operator import attrgetter
 from typing import Literal
 
 from fullbore.errors import RequestError
@@ -34,6 +35,9 @@ from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run, Sampli
 from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_depth, prefill_quota_tokens
 from fullbore.scheduler.request import FinishReason, Request, TokenOutput
 from fullbore.telemetry.spans import DriverRecord, StageRecord
+
+_ARRIVAL = attrgetter("arrival_order")
+_READY = attrgetter("ready_since_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +254,7 @@ class Scheduler:
         while self._ready and not entry.runs:  # again if all those chosen had to be preempted
             chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
             # Oldest first: whoever must be preempted for memory is then never a request already placed.
-            chosen.sort(key=lambda request: request.arrival_order)
+            chosen.sort(key=_ARRIVAL)
             for request in chosen:
                 if request.request_id in self._running and self._make_room_for_decode(request):
                     self._append_run(entry, request, 1)
@@ -314,9 +318,7 @@ class Scheduler:
         end = start + tokens
         sampling = None
         if end == request.num_tokens:
-            sampling = Sampling(
-                request.temperature, request.top_p, request.top_k, request.seed, request.choice, request.num_tokens
-            )
+            sampling = Sampling(request.temperature, request.top_p, request.top_k, request.seed, request.choice, end)
             entry.num_sampled += 1
         run = Run(request.request_id, request.epoch, start, request.tokens(start, end), request.block_ids, sampling)
         entry.requests.append(request)
@@ -592,12 +594,9 @@ class Scheduler:
 
     def _launch_reason(self, entry: InFlight) -> tuple[LaunchReason, float]:
         """Which precondition became true last, and when."""
-        token_s, arrival_s = -1.0, -1.0
-        for request, run in zip(entry.requests, entry.runs, strict=True):
-            if request.output_token_ids and run.start >= len(request.prompt_token_ids):
-                token_s = max(token_s, request.ready_since_s)
-            else:
-                arrival_s = max(arrival_s, request.ready_since_s)
+        decoding, prefilling = entry.requests[: entry.num_decodes], entry.requests[entry.num_decodes :]
+        token_s = max(map(_READY, decoding), default=-1.0)
+        arrival_s = max(map(_READY, prefilling), default=-1.0)
         reasons: list[tuple[float, LaunchReason]] = [(token_s, "token-returned"), (arrival_s, "request-arrived")]
         if self._blocked_on == "slot":
             reasons.append((self._slot_freed_s, "slot-freed"))
