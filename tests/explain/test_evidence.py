@@ -279,3 +279,41 @@ def test_folders_are_walked_and_hidden_files_left(tmp_path: Path) -> None:
 
 def test_missing_path_is_a_problem_not_an_error(tmp_path: Path) -> None:
     assert read_evidence([tmp_path / "nowhere"]).problems == [f"{tmp_path / 'nowhere'}: no such file or folder"]
+
+
+def test_smi_without_a_header(tmp_path: Path) -> None:
+    (tmp_path / "smi.csv").write_text(
+        "2026/03/01 10:00:00.441, 0, NVIDIA H100 80GB HBM3, 93 %, 578.38 W, 700.00 W, 68013 MiB, 81559 MiB, 1980 MHz\n"
+        "2026/03/01 10:00:00.444, 1, NVIDIA H100 80GB HBM3, 96 %, 595.83 W, 700.00 W, 68012 MiB, 81559 MiB, 1980 MHz\n"
+    )
+    first, second = read(tmp_path).gpus
+    assert (first.name, first.index, second.index) == ("NVIDIA H100 80GB HBM3", 0, 1)
+    assert (second.load.power_w.mean, second.power_limit_w, second.load.sm_clock_mhz.mean) == (595.83, 700, 1980)
+
+
+def test_lines_behind_a_container_prefix(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "worker-3  | 2026-03-01T09:59:59Z [2026-03-01 10:00:05 PP3 TP0] Decode batch, #running-req: 4, #token: 3\n"
+    )
+    assert list(read(tmp_path).logs.sglang.ranks) == [3]
+
+
+def test_notes_as_text(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("GPUs: 4\n- Concurrent requests: 12\nmodel = Llama 70B FP8\n")
+    found = read(tmp_path).notes
+    assert {name: reading.value for name, reading in found.items()} == {
+        "gpus": 4,
+        "concurrent_requests": 12,
+        "model": "Llama 70B FP8",
+    }
+
+
+def test_kv_memory_of_tensor_ranks_counts_the_tightest(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "".join(
+            f"(Worker_PP{stage}_TP{rank} pid=1) INFO 03-01 10:00:00 [w.py:1] Available KV cache memory: {free} GiB\n"
+            for stage, rank, free in ((0, 0, 3.5), (0, 1, 3.2), (1, 0, 9.0))
+        )
+    )
+    available = read(tmp_path).logs.vllm.kv_available_gib
+    assert {stage: reading.value for stage, reading in available.items()} == {0: 3.2, 1: 9.0}

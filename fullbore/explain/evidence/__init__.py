@@ -192,6 +192,15 @@ def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> 
     return FileNote(file.name, "JSON of no known kind", False, "neither bench results nor notes nor a server's reply")
 
 
+def _unknown(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    """Perhaps notes that somebody wrote as plain text."""
+    found = notes.read_lines(file.head.splitlines(), file.name)
+    if not found:
+        return _useless(file, evidence)
+    evidence.notes |= {name: reading for name, reading in found.items() if name not in evidence.notes}
+    return FileNote(file.name, "notes", True, f"{len(found)} facts")
+
+
 def _useless(file: EvidenceFile, evidence: Evidence) -> FileNote:
     kind = recognise(file.head, file.is_binary, file.is_empty)
     remark = "unpack it first" if kind is Kind.ARCHIVE else "not used"
@@ -210,5 +219,5 @@ _READERS: dict[Kind, Callable[[EvidenceFile, Evidence], FileNote]] = {
     Kind.ARCHIVE: _useless,
     Kind.BINARY: _useless,
     Kind.EMPTY: _useless,
-    Kind.UNKNOWN: _useless,
+    Kind.UNKNOWN: _unknown,
 }

@@ -16,6 +16,9 @@ def log_time_s(line: str) -> float | None:
     """Seconds of the first timestamp near the start of a line; lines without a year are taken to be of one year."""
     if line.startswith("[20"):  # SGLang's lines, of which there can be millions
         return _seconds_of(line[:21])
+    start = line.find("[20", 0, _SEARCHED_CHARS)
+    if start > 0 and _ISO.match(line, start + 1):  # the engine's own time, not a container runtime's before it
+        return _seconds_of(line[start : start + 21])
     return _seconds_of(line[:_SEARCHED_CHARS])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fullbore.explain.facts import Reading, Source
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
+_TEXT_NOTE = re.compile(r"^\s*(?:[-*]\s+)?([A-Za-z][\w /().-]{1,40}?)\s*[:=]\s+(\S.*)$")
 _MAX_NOTES = 500
 _LARGEST = 1e18  # larger ones are typing errors
 
@@ -18,6 +19,21 @@ def read(tree: dict[str, Any], file: str, text: str) -> dict[str, Reading]:
     lines = text.splitlines()
     _flatten(tree, "", file, lines, notes)
     return notes
+
+
+def read_lines(lines: list[str], file: str) -> dict[str, Reading]:
+    """Notes as text, a `key: value` or `key = value` on a line; {} when most lines are something else."""
+    found: dict[str, Reading] = {}
+    others = 0
+    for number, line in enumerate(lines[:_MAX_NOTES], 1):
+        match = _TEXT_NOTE.match(line)
+        if match is None:
+            others += bool(line.strip())
+            continue
+        key = re.sub(r"\W+", "_", match[1].strip().lower())
+        numbers = numbers_in(match[2]) if re.fullmatch(r"-?[\d,.]+", match[2].strip()) else []
+        found[key] = Reading(key, numbers[0] if len(numbers) == 1 else match[2].strip(), Source(file, number))
+    return found if len(found) > others else {}
 
 
 def _flatten(tree: dict[str, Any], prefix: str, file: str, lines: list[str], notes: dict[str, Reading]) -> None:

@@ -35,6 +35,8 @@ _COLUMNS = {
 }
 _IDENTITY = ("index", "pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid")
 _REASON = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
+# 93 % and 578.38 W in one line: samples printed with --format=csv,noheader
+HEADERLESS = re.compile(r"\d+ %\s*[,;].*\d W\b|\d W\s*[,;].*\d+ %")
 _HARMLESS_REASONS = {"gpu_idle", "active", "supported", "applications_clocks_setting"}
 # Bits of clocks_event_reasons.active that slow a GPU down.
 _REASON_BITS = {0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown"}
@@ -52,6 +54,9 @@ def read(lines: Iterable[Line], file: str) -> list[Gpu]:
             separator = max(";\t,", key=line.count)
             header = [_column(cell) for cell in line.split(separator)]
             continue
+        if header is None and HEADERLESS.search(line):
+            separator = max(";\t,", key=line.count)
+            header = _guessed(line.split(separator))
         if header is None or not line.strip():
             continue
         cells = [cell.strip().strip('"') for cell in line.split(separator)]
@@ -61,6 +66,25 @@ def read(lines: Iterable[Line], file: str) -> list[Gpu]:
         machine.add(_sample(row, _number_of(row, numbers), Source(file, line_number)))
     machine.flush()
     return list(machine.gpus.values())
+
+
+def _guessed(cells: list[str]) -> list[str]:
+    """Columns of a file without a header, as far as units and forms tell; the rest stay nameless."""
+    columns: list[str] = []
+    by_unit = {"%": ["utilization.gpu"], "W": ["power.draw", "power.limit"], "MiB": ["memory.used", "memory.total"]}
+    by_unit["MHz"] = ["clocks.sm"]
+    for cell in cells:
+        bare = cell.strip()
+        unit = bare.rpartition(" ")[2]
+        if by_unit.get(unit):
+            columns.append(by_unit[unit].pop(0))
+        elif bare.isdigit() and "index" not in columns and len(bare) < 4:
+            columns.append("index")
+        elif "name" not in columns and re.match(r"(?:NVIDIA|Tesla|Quadro|GeForce|AMD)\b", bare):
+            columns.append("name")
+        else:
+            columns.append(f"column {len(columns)}")
+    return columns
 
 
 def _is_header(line: str) -> bool:

@@ -40,7 +40,7 @@ _CSV_HEADER = re.compile(r"utilization\.gpu|power\.draw|clocks\.(?:current\.)?sm
 _SMI_TABLE = re.compile(r"\|\s*NVIDIA-SMI\s+[\d.]+|\d+W\s*/\s*\d+W\s*\|.*MiB\s*/")
 _DMON_HEADER = re.compile(r"^#\s*(?:Date\s+Time\s+)?gpu\s+.*\b(?:pwr|sm|pclk)\b", re.M)
 _PROMETHEUS = re.compile(
-    r"^# (?:TYPE|HELP) \w|^[a-zA-Z_:][\w:]*(?:\{[^}\n]*\})?\s+[-+]?(?:\d[\d.eE+-]*|NaN|Inf)\s*$", re.M
+    r"^# (?:TYPE|HELP) \w|^[a-zA-Z]\w*[_:]\w+(?:\{[^}\n]*\})?\s+[-+]?(?:\d[\d.eE+-]*|NaN|Inf)\s*$", re.M
 )
 _LOG_LINE = re.compile(
     r"(?:Prefill|Decode) batch[.,]|Avg (?:prompt|generation) throughput|server_args=ServerArgs|server_args=\{"
@@ -81,6 +81,8 @@ def _recognise_text(head: str) -> Kind:
     for line in head.splitlines()[:20]:
         if _CSV_HEADER.search(line) and re.search(r"[,;\t]", line) and not re.search(r"nvidia-smi\s+-", line):
             return Kind.NVIDIA_SMI_CSV
+    if re.match(r"[^\n]*(?:\d+ %\s*[,;][^\n]*\d W\b|\d W\s*[,;][^\n]*\d+ %)", start):
+        return Kind.NVIDIA_SMI_CSV  # --format=csv,noheader
     if _SMI_TABLE.search(start):
         return Kind.NVIDIA_SMI_TABLE
     if _DMON_HEADER.search(start):

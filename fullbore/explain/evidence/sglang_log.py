@@ -10,6 +10,7 @@ from fullbore.explain.evidence.batch_sequence import Batch, BatchSequence
 from fullbore.explain.facts import Reading, Source
 from fullbore.explain.series import Series
 
+_PREFIX_CHARS = 120
 _LABEL = re.compile(r"\b(PP|TP)(\d{1,4})\b")
 _WEIGHTS = re.compile(r"Load weight end\..*?mem usage=(\d+(?:\.\d+)?) ?GB")
 _KV = re.compile(r"KV Cache is allocated\..*?#tokens: (\d+)")
@@ -142,7 +143,8 @@ class SglangLog:
 
 def _labels(line: str) -> dict[str, str]:
     """{"PP": "1", "TP": "0"} of a line that begins with [time PP1 TP0]."""
-    return _labels_of(line[21 : line.find("]", 0, 90) + 1] if line.startswith("[") else "")
+    start = line.find("[20", 0, _PREFIX_CHARS)  # behind what a container runtime may have put before it
+    return _labels_of(line[start + 20 : line.find("]", start, start + 90) + 1] if start >= 0 else "")
 
 
 @lru_cache(maxsize=1024)

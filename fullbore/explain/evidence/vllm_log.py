@@ -58,6 +58,7 @@ class VllmLog:
         self.kv_tokens: Reading | None = None
         self.kv_concurrency: Reading | None = None
         self.kv_available_gib: dict[int, Reading] = {}  # by stage
+        self.has_stage_labels = False  # else stages are numbered in the order of their lines
         self.weights_gib: dict[int, Reading] = {}
         self.kv_refusal: KvRefusal | None = None
         self.partition: Reading | None = None
@@ -112,8 +113,12 @@ class VllmLog:
                 )
                 return True
             if (match := _KV_AVAILABLE.search(line)) is not None:
-                stage = _stage_of(line, len(self.kv_available_gib))
-                self.kv_available_gib[stage] = Reading("Available KV cache memory in GiB", float(match[1]), source)
+                stage, is_labelled = _stage_of(line, len(self.kv_available_gib))
+                self.has_stage_labels = self.has_stage_labels or is_labelled
+                known = self.kv_available_gib.get(stage)
+                if known is None or float(match[1]) < known.value:  # of a stage's tensor ranks the tightest
+                    reading = Reading("Available KV cache memory in GiB", float(match[1]), source)
+                    self.kv_available_gib[stage] = reading
                 return True
             if (match := _KV_TOKENS.search(line)) is not None:
                 self.kv_tokens = Reading("GPU KV cache size", int(match[1].replace(",", "")), source)
@@ -122,7 +127,7 @@ class VllmLog:
             self.kv_concurrency = Reading("Maximum concurrency", float(match[2]), source)
             return True
         if "took" in line and (match := _WEIGHTS.search(line)) is not None:
-            stage = _stage_of(line, len(self.weights_gib))
+            stage, _ = _stage_of(line, len(self.weights_gib))
             self.weights_gib[stage] = Reading("weights in GiB", float(match[1]), source)
             return True
         if "unevenly partitioned" in line and (match := _UNEVEN.search(line)) is not None:
@@ -131,6 +136,7 @@ class VllmLog:
         return False
 
 
-def _stage_of(line: str, next_stage: int) -> int:
+def _stage_of(line: str, next_stage: int) -> tuple[int, bool]:
+    """(stage, does the line say so)."""
     match = _STAGE.search(line[:160])
-    return int(next(group for group in match.groups() if group)) if match else next_stage
+    return (int(next(group for group in match.groups() if group)), True) if match else (next_stage, False)

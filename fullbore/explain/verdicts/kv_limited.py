@@ -53,7 +53,8 @@ def _refused(s: Situation, refusal: KvRefusal) -> Finding:
         verify="`GPU KV cache size` and `Maximum concurrency` in the log at the next start",
         precedent="vllm#34076, vllm#32105, vllm#33698",
     )
-    if layers is not None and len(available) == s.P and s.P is not None and s.P > 1:
+    is_known = s.evidence.logs.vllm.has_stage_labels or len({reading.value for reading in available.values()}) == 1
+    if layers is not None and is_known and len(available) == s.P and s.P is not None and s.P > 1:
         _refused_by_stage(s, refusal, layers, finding)
     finding.fix += more_kv(s)
     return finding
@@ -209,7 +210,8 @@ def _uneven_capacity(s: Situation) -> Fact | None:
     """Stages with room for different numbers of tokens: what the others have more is stranded."""
     layers = stage_layers(s)
     available = s.evidence.logs.vllm.kv_available_gib
-    if layers is None or s.P is None or sorted(available) != list(range(s.P)):
+    is_known = s.evidence.logs.vllm.has_stage_labels
+    if layers is None or s.P is None or not is_known or sorted(available) != list(range(s.P)):
         return None
     room = [float(available[n].value) / layers.value[n] for n in range(s.P)]
     if min(room) <= 0 or max(room) / min(room) < _UNEVEN_CAPACITY:
