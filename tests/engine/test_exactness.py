@@ -48,6 +48,7 @@ def check_greedy(tiny: TinyModels, name: str, pp_size: int, chunk: int) -> None:
     engine = tiny.engine(name, pp_size, seed, chunked_prefill_size=chunk)
     tiny.run_and_check(name, engine, GREEDY, seed)
     assert engine.max_in_flight >= pp_size
+    assert engine.scheduler.state().preemptions == 0
 
 
 @pytest.mark.parametrize(("name", "pp_size", "chunk"), FAST)
