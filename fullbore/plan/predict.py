@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
@@ -244,12 +245,16 @@ def _bound_by(deployment: Deployment, concurrency: int, figures: Figures, grain:
 
 
 def dominant_work(deployment: Deployment, figures: Figures, grain: Grain) -> str:
-    """The largest part of the busiest stage's time for a typical decode micro-batch."""
+    """What takes most of the time of a typical decode micro-batch: on the stage that gates, or along the whole way."""
     busiest = max(range(len(figures.stage_busy)), key=lambda stage: figures.stage_busy[stage])
+    is_gated = figures.stage_busy[busiest] >= NEARLY_FULL
+    stages = [deployment.costs.stages[busiest]] if is_gated else deployment.costs.stages
     demand = deployment.scenario.demand
     size = max(round(figures.requests_per_micro_batch * grain.requests), 1)
-    context = size * (demand.input_tokens + demand.output_tokens // 2)
-    parts = deployment.costs.stages[busiest].breakdown(Load(size, sampled=size, context_tokens=context))
+    load = Load(size, sampled=size, context_tokens=size * (demand.input_tokens + demand.output_tokens // 2))
+    parts: Counter[str] = Counter()
+    for stage in stages:
+        parts.update(stage.breakdown(load))
     parts[WEIGHTS] += parts.pop(HEAD)
     return max(parts, key=lambda name: parts[name])
 

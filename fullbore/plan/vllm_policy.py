@@ -44,13 +44,22 @@ class VllmScheduler(ComparisonScheduler):
             remaining = request.num_tokens - request.num_launched_tokens
             tokens = min(remaining, room)
             self._prefilling = request
-            if not self._make_room_for_prefill(request, tokens):
+            if not self._make_room(request, tokens):
                 self._pause(request)
                 return
             room -= tokens
             self._append_prompt(entry, request, tokens)
             if tokens < remaining:
                 self._pause(request)
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """Blocks for the next chunk, preempting newer requests for it if need be."""
+        while not self._make_room_for_prefill(request, tokens):
+            newest = next(reversed(self._running.values()))
+            if newest is request:
+                return False
+            self._preempt(newest)
+        return True
 
     def _pause(self, request: Request) -> None:
         self._paused.append(request)

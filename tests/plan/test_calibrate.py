@@ -1,0 +1,87 @@
+"""Calibration: a measurement made with other parameters is reproduced, and predicts what was not measured."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fullbore.errors import ConfigError
+from fullbore.plan.calibrate import Measured, calibrate, calibration_text, read_bench
+from fullbore.plan.engines import find_engine
+from fullbore.plan.hardware import parse_hardware
+from fullbore.plan.layout import Layout
+from fullbore.plan.model_table import find_model
+from fullbore.plan.parameters import CostParameters
+from fullbore.plan.predict import predict
+from fullbore.plan.scenario import Demand, Deployment, Scenario, deploy
+from fullbore.plan.uncertainty import prior_covariance
+
+TRUE = CostParameters(memory_factor=0.7, compute_factor=0.8, kernel_factor=1.8, host_factor=2.0)
+
+
+def small_pipeline(parameters: CostParameters) -> Deployment:
+    """SmolLM2 over two cores in float32, as the engine runs it without GPUs."""
+    model = find_model("smollm2-135m", "fp32")
+    assert model is not None
+    scenario = Scenario(
+        model=model,
+        hardware=parse_hardware("2x cpu"),
+        engine=find_engine("fullbore"),
+        demand=Demand(input_tokens=64, output_tokens=64, concurrency=(32,)),
+        parameters=parameters,
+        cache_bytes_per_element=4.0,
+    )
+    return deploy(scenario, Layout(pp=2, chunk_tokens=512), 32)
+
+
+def test_fitted_at_1_and_8_it_predicts_2_4_16_and_32() -> None:
+    truth = small_pipeline(TRUE)
+    seen = {number: predict(truth, number) for number in (1, 2, 4, 8, 16, 32)}
+    measured = [
+        Measured(number, seen[number].output_tok_s, seen[number].ttft_s, seen[number].itl_s) for number in (1, 8)
+    ]
+    found = calibrate(small_pipeline(CostParameters()), measured)
+    assert all(
+        each.after == pytest.approx(each.measured, rel=0.05) for each in found.residuals if each.figure != "ttft_s"
+    )
+    fitted = small_pipeline(found.parameters)
+    for number in (2, 4, 16, 32):
+        assert predict(fitted, number).output_tok_s == pytest.approx(seen[number].output_tok_s, rel=0.15)
+
+
+def test_a_measurement_leaves_less_uncertain() -> None:
+    found = calibrate(small_pipeline(CostParameters()), [Measured(1, output_tok_s=20.0)])
+    assert float(np.trace(found.covariance)) < float(np.trace(prior_covariance()))
+    assert "concurrency 1, output_tok_s: measured 20" in calibration_text(found)
+
+
+def test_a_measurement_as_predicted_moves_nothing() -> None:
+    deployment = small_pipeline(CostParameters())
+    prediction = predict(deployment, 4)
+    found = calibrate(deployment, [Measured(4, prediction.output_tok_s, prediction.ttft_s, prediction.itl_s)])
+    assert all(factor == pytest.approx(1, abs=0.01) for factor in found.factors.values())
+
+
+def test_bench_files_are_read() -> None:
+    rows = [{"concurrency": 1, "output_tok_s": 24.7, "ttft_ms_mean": None, "itl_ms_mean": 40.5, "extra": "x"}]
+    assert read_bench(json.dumps(rows)) == [Measured(1, 24.7, None, 0.0405)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("{}", "not a list of results"),
+        ("[]", "no result has"),
+        ('[{"concurrency": 1}]', "no result has"),
+        ('[{"output_tok_s": 1}]', "needs its concurrency"),
+        ('[{"concurrency": true, "output_tok_s": 1}]', "needs its concurrency"),
+        ('[{"concurrency": 1, "output_tok_s": -1}]', "must be a positive number"),
+        ('[{"concurrency": 1, "output_tok_s": NaN}]', "must be a positive number"),
+    ],
+)
+def test_broken_bench_files_get_one_helpful_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_bench(text)
