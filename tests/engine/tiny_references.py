@@ -45,6 +45,7 @@ def _make_cases() -> list[Case]:
     common = tokens(70)
     prompts = [common[:start] + tokens(length - start) for length, start in [(70, 0), (70, 60), (70, 33), (33, 16)]]
     prompts += [common[:33], common, common[:17], common[:16] + tokens(1)]
+    prompts += [common[8:12] + common[4:33], common[4:8] * 8 + [1]]  # known blocks after others than before
     sharing = [Case(prompt, 10, temperature=float(k % 2), seed=k) for k, prompt in enumerate(prompts)]
     return greedy + drawn + sharing
 
