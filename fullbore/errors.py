@@ -46,3 +46,7 @@ class LogitsError(FullboreError):
 
 class EngineDeadError(FullboreError):
     """The pipeline is gone (a stage died or stopped answering); every waiting request gets this error."""
+
+
+class RecordingError(FullboreError):
+    """A recording that cannot be read or made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from fullbore import __version__
-from fullbore.server import chat, completions, errors, info
+from fullbore.server import chat, completions, errors, info, timeline
 from fullbore.server.auth import RequireApiKey
 from fullbore.server.state import ServerState
 
@@ -19,7 +19,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     errors.install(app)
-    for module in (completions, chat, info):
+    for module in (completions, chat, info, timeline):
         app.include_router(module.router)
     if state.config.api_key is not None:
         app.add_middleware(RequireApiKey, api_key=state.config.api_key)
