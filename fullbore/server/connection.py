@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fullbore.server.errors import to_api_error
+from fullbore.server.state import ServerState, shutting_down
 
 T = TypeVar("T")
 
@@ -59,7 +60,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._documents):
             first = await while_connected(receive, anext(self._documents))
-            await while_connected(receive, self._send_all(first, send))
+            with suppress(ClientDisconnect):  # it has its status already, and nobody is there to be told another
+                await while_connected(receive, self._send_all(first, send))
 
     async def _send_all(self, first: str, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -71,6 +73,33 @@ class EventStream(Response):
             await _send_event(send, bytes(JSONResponse(to_api_error(error).body()).body))
         await _send_event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class CutWhenStopping:
+    """Ends what a shutdown cannot wait for: clients that never send the rest of their request, or never read.
+
+    The server cancels their tasks when its time is up; those without an answer get 503.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            if not self._state.is_stopping:
+                raise
+            if not has_started:
+                await shutting_down().response()(scope, receive, send)
 
 
 async def _send_event(send: Send, data: bytes) -> None:

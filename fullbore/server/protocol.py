@@ -14,6 +14,7 @@ from fullbore.text.tokenizer import ChatMessage
 # OpenAI's default for /v1/completions; chat answers are limited by the context length alone.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_STRINGS = 32
+MAX_STOP_CHARS = 1000  # of one: looking for megabytes would keep all clients waiting
 
 # Parameters that change nothing about the output: accepted, not used.
 HARMLESS = frozenset(
@@ -107,6 +108,9 @@ class GenerationRequest(_Strict):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed.", "stop")
+        longest = max(map(len, stop), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise RequestError(f"stop has {longest} characters; at most {MAX_STOP_CHARS} are allowed.", "stop")
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,

@@ -13,6 +13,7 @@ import uvicorn
 
 from fullbore.errors import ConfigError, EngineDeadError
 from fullbore.server.app import create_app
+from fullbore.server.connection import CutWhenStopping
 from fullbore.server.state import ServerState
 
 # After the pipeline's death: time for waiting clients to get their error and for monitors to see /health at 503.
@@ -99,7 +100,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 def _uvicorn_config(state: ServerState) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(state),
+        CutWhenStopping(create_app(state), state),
         lifespan="off",
         ws="none",
         http="h11",

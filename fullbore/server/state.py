@@ -33,7 +33,7 @@ class ServerState:
         if self.engine.dead is not None:
             raise EngineDeadError(self.engine.dead.message)
         if self.is_stopping:
-            raise ApiError(503, "The server is shutting down.", code="shutting_down")
+            raise shutting_down()
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError when a request is for another model."""
@@ -41,6 +41,11 @@ class ServerState:
             raise ApiError(
                 404, f"The model {name} does not exist; this server has {self.model_name}.", "model", "model_not_found"
             )
+
+
+def shutting_down() -> ApiError:
+    """The answer to what comes, or is not done, when the server ends."""
+    return ApiError(503, "The server is shutting down.", code="shutting_down")
 
 
 def get_state(request: Request) -> ServerState:

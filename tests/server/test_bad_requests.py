@@ -57,6 +57,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "stop": ["a", ""]}, "stop"),
     ({"prompt": "a", "stop": 5}, "stop"),
     ({"prompt": "a", "stop": ["x"] * 33}, "stop"),
+    ({"prompt": "a", "stop": "x" * 1001}, "stop"),
+    ({"prompt": "a", "stop": ["a", "x" * 1001]}, "stop"),
     ({"prompt": "a", "stream": "yes"}, "stream"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "a", "stop": [5]}, "stop.0"),

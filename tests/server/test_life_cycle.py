@@ -15,6 +15,7 @@ import pytest
 from running_server import TIMEOUT_S, RunningServer, StartServer
 
 from fullbore.errors import ConfigError, EngineDeadError
+from fullbore.server import serve as serve_module
 from fullbore.server.serve import bind
 
 
@@ -47,12 +48,17 @@ def test_a_client_that_goes_away_frees_its_request(server: RunningServer, stream
     eventually(lambda: 'fullbore_requests_total{finish_reason="cancelled"} 1.0' in server.get("/metrics").text)
 
 
-def test_a_client_that_goes_away_in_the_middle_of_a_stream(server: RunningServer) -> None:
+def test_a_client_that_goes_away_in_the_middle_of_a_stream(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
     server.engine.token_delay_s = 0.01
     stream = server.client().completions.create(model="tiny", prompt="x" * 300, max_tokens=200, stream=True)
     assert next(iter(stream)).choices[0].text == "x"
     stream.close()
     eventually(lambda: server.engine.aborted == {0})
+    server.request_stop()
+    server.join()
+    assert not caplog.records  # it is no error of the server
 
 
 def test_a_client_that_sends_half_a_request_leaves_nothing(server: RunningServer) -> None:
@@ -62,6 +68,24 @@ def test_a_client_that_sends_half_a_request_leaves_nothing(server: RunningServer
         assert server.get("/health").status_code == 200
     assert server.get("/health").status_code == 200
     assert not server.engine.requests
+
+
+def test_half_a_request_does_not_outlive_the_server(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve_module, "CLOSE_TIMEOUT_S", 0)
+    server = start_server(shutdown_grace_s=0)
+    with socket.create_connection(server.sock.getsockname(), timeout=TIMEOUT_S) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        sock.sendall(b"Content-Length: 100\r\n\r\n{")
+        assert server.get("/health").status_code == 200  # so it has read the above
+        server.request_stop()
+        server.join()
+        with sock.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body)["error"]["code"] == "shutting_down"
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_a_dead_pipeline_is_told_to_everyone(start_server: StartServer) -> None:
