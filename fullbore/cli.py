@@ -9,6 +9,8 @@ import msgspec
 import typer
 
 from fullbore import __version__
+from fullbore.cli_account import account, record
+from fullbore.cli_bench import bench
 from fullbore.cli_explain import explain
 from fullbore.cli_options import takes_settings
 from fullbore.cli_plan import plan
@@ -87,4 +89,7 @@ def generate(
 app.command()(plan)
 app.command()(simulate)
 app.command()(explain)
+app.command()(bench)
+app.command()(record)
+app.command()(account)
 app.command(context_settings={"ignore_unknown_options": True})(source)  # FLAG may start with --

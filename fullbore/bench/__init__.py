@@ -1,0 +1,1 @@
+"""Load for any OpenAI-compatible server, and what came of it."""
