@@ -2,7 +2,7 @@
 
     group      = longer(bytes / bandwidth, operations / peak)         both at measured efficiencies
     device     = Σ groups + kernels · time per kernel + all-reduces
-    stage      = longer(device, host launching without graphs) + scheduling on the stage's host
+    stage      = longer(device, host launching without graphs) + scheduling on the stage's host, if it waits for that
 
 where longer(a, b) = max(a, b) + loss · min(a, b): the two overlap, but not perfectly. Mixture-of-experts layers read
 the U(b) = E·(1-(1-k/E)^b) distinct experts that b tokens touch. Head and sampling are on the last stage.
@@ -139,10 +139,12 @@ class StageCost:
         scheduling_s = self._scheduling_s(load)
         if self.is_alone and self.engine.hides_host_alone:
             return max(total_s, scheduling_s)
+        if self.engine.overlaps_host:
+            return _longer(total_s, scheduling_s, loss)
         return total_s + scheduling_s
 
     def breakdown(self, load: Load) -> dict[str, float]:
-        """The same, by what takes the time; adds up to `seconds` unless scheduling is hidden behind it."""
+        """The same, by what takes the time; adds up to `seconds` unless scheduling is hidden or overlaps."""
         loss, tokens = self.parameters.overlap_loss, load.tokens
         parts: dict[str, float] = dict.fromkeys((WEIGHTS, EXPERTS, CACHE, COMPUTE), 0.0)
         for product in self._products:

@@ -20,7 +20,8 @@ class Engine:
     driver_s: float  # from a token's end on the last stage until the next micro-batch can start on the first
     step_s: float  # per micro-batch and stage: scheduling, preparing inputs
     request_s: float  # per request in a micro-batch and stage: token bookkeeping, sampling parameters
-    hides_host_alone: bool  # with a single stage, step_s and request_s overlap with the device
+    hides_host_alone: bool  # with a single stage, step_s and request_s are hidden behind the device
+    overlaps_host: bool = False  # with several, they overlap with it in part, as launches do
     memory_share: float = 0.90  # of the device's memory that weights, cache and buffers may use
     max_batch: int = 256  # requests running at once, by default
     chunk_tokens: int = 2048  # prompt tokens in a micro-batch, by default
@@ -65,8 +66,7 @@ ENGINES: dict[str, Engine] = {
             chunk_tokens=8192,
         ),
         # Its own scheduler is modelled by fullbore's: under a full load it fills pp_size micro-batches evenly. Host
-        # costs fitted to four of NVIDIA's published throughputs on RTX PRO 6000 (Llama 3.3 70B FP4, 1k/1k, PP1 and PP8
-        # of two versions).
+        # costs fitted to NVIDIA's published throughputs of Llama 3.3 70B FP4 on RTX PRO 6000, 1k/1k, PP4 and PP8.
         Engine(
             name="trtllm",
             policy="fullbore",
@@ -80,12 +80,13 @@ ENGINES: dict[str, Engine] = {
             is_admission_reserved=True,
         ),
         Engine(
-            name="trtllm-1.0",  # the version before overlapping its host work in pipelines
+            name="trtllm-1.0",
             policy="fullbore",
             driver_s=1.0e-3,
             step_s=1.0e-3,
-            request_s=30e-6,
+            request_s=90e-6,
             hides_host_alone=True,
+            overlaps_host=True,
             memory_share=0.95,
             max_batch=2048,
             chunk_tokens=8192,
