@@ -14,9 +14,13 @@ from fullbore.engine.client import EngineClient
 from fullbore.engine.loopback import LoopbackEngine
 from fullbore.engine.messages import AddRequest, Outputs, Rejected
 from fullbore.engine.sleep_model import expected_tokens, parse
+from fullbore.engine.sleep_runner import SleepRunner
+from fullbore.model.partition import partition_layers
 from fullbore.scheduler.request import Request, TokenOutput
+from fullbore.scheduler.scheduler import SchedulerConfig
 
 MODEL = "sleep://layers=8,layer_ms=0.5"
+SLEEP_MODEL = "sleep://layers=4,layer_ms=0,vocab=1000"  # of `sleep_engine`
 
 
 def config(pp_size: int, model: str = MODEL, **settings: object) -> EngineConfig:
@@ -80,6 +84,17 @@ def _is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def sleep_engine(pp_size: int, seed: int | None = None, num_kv_blocks: int = 400, **settings: object) -> LoopbackEngine:
+    """SLEEP_MODEL in this process, with 4 tokens in a block."""
+    model = parse(SLEEP_MODEL)
+    partition = partition_layers([1.0] * model.layers, pp_size)
+    runners = [SleepRunner(model, stage, partition, page_size=4) for stage in range(pp_size)]
+    for runner in runners:
+        runner.allocate_kv(num_kv_blocks)
+    config = SchedulerConfig(num_kv_blocks=num_kv_blocks, pp_size=pp_size, page_size=4, **settings)  # type: ignore[arg-type]
+    return LoopbackEngine(runners, config, seed)
 
 
 def run_to_end(
