@@ -104,14 +104,20 @@ def to_ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def probe(costs: CostModel, pipeline: Pipeline, max_requests: int) -> None:
-    """Measures every stage's decode curve up to `max_requests`, and the delays, as an engine does when it starts."""
+def probe(costs: CostModel, pipeline: Pipeline, max_requests: int, chunk_tokens: int = 0) -> None:
+    """Measures what an engine measures when it starts: decode curves up to `max_requests`, delays, prompt chunks."""
     for size in probe_sizes(max_requests):
         for stage, seconds in enumerate(pipeline.costs.seconds(Load(decodes=size, sampled=size))):
             costs.seed_decode(stage, size, seconds)
     for stage, hop in enumerate(pipeline.hops, start=1):
         costs.hops_s[stage] = hop.latency_s + hop.token_s
     costs.return_s = pipeline.driver_s
+    tokens = max(chunk_tokens // 8, 2)
+    while tokens <= chunk_tokens:
+        pairs = tokens**2
+        for stage, seconds in enumerate(pipeline.costs.seconds(Load(0, tokens, pairs, 1))):
+            costs.observe(stage, 0, tokens, pairs, seconds)
+        tokens *= 2
 
 
 def probe_sizes(max_requests: int) -> list[int]:

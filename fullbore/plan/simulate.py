@@ -40,7 +40,7 @@ def simulate(
     """Runs a workload to its end.
 
     Args:
-        is_probed: the scheduler starts with the pipeline's true decode curves and delays, as after an engine's probe.
+        is_probed: the scheduler starts with measured costs and delays, as an engine's does after its probe.
         learns: the scheduler is given the stages' records and improves its estimates from them.
         record_until_s: micro-batches launched up to this time leave spans and launch records in the result.
         on_progress: called now and then with (requests ended, requests in all).
@@ -50,7 +50,7 @@ def simulate(
     """
     scheduler = Scheduler(config)
     if is_probed:
-        probe(scheduler.costs, pipeline, _largest_micro_batch(config, workload))
+        probe(scheduler.costs, pipeline, _largest_micro_batch(config, workload), config.chunked_prefill_size)
     return Simulation(pipeline, scheduler, workload, learns=learns, record_until_s=record_until_s).run(on_progress)
 
 
