@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fullbore.plan.curves import CurveCosts
-from fullbore.plan.pipeline import Pipeline
+from fullbore.plan.pipeline import Hop, Pipeline
 from fullbore.plan.policy_settings import Scheduling, config_of
 from fullbore.plan.sglang_policy import SglangScheduler
 from fullbore.plan.simulate import Simulation
@@ -34,6 +34,7 @@ class Run:
     micro_batches: int | None = None  # fullbore's scheduler alone: so many, whatever is best
     max_micro_batch: int | None = None
     exchanges_first: bool = False
+    hops_s: Sequence[float] = ()  # latency into each stage after the first
 
     def changed(self, **changes: object) -> Run:
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -72,5 +73,7 @@ def _tok_s(run: Run) -> float:
         exchanges_first=run.exchanges_first,
     )
     scheduler = SglangScheduler(settings) if run.engine == "sglang" else Scheduler(config_of(settings))
-    result = Simulation(Pipeline(num_stages=stages, costs=costs), scheduler, workload).run(None)
+    hops = [Hop(latency_s=seconds) for seconds in run.hops_s]
+    pipeline = Pipeline(num_stages=stages, costs=costs, hops=hops)
+    result = Simulation(pipeline, scheduler, workload).run(None)
     return result.steady.output_tokens_per_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil
 
 
@@ -86,6 +86,12 @@ def balanced_partition(layer_costs: Sequence[float], num_stages: int, fixed: Seq
                     following[end] = found
         best = following
     return [-size for size in best[count][2]]
+
+
+def stage_costs(layer_costs: Sequence[float], partition: Sequence[int]) -> list[float]:
+    """What each stage costs when its layers are cut out of the model's in order."""
+    edges = [0, *accumulate(partition)]
+    return [sum(layer_costs[begin:end]) for begin, end in pairwise(edges)]
 
 
 def weighted_partition(layers: int, speeds: Sequence[float]) -> list[int]:

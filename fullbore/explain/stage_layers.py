@@ -34,6 +34,9 @@ def _given(s: Situation) -> Fact | None:
     for info in s.evidence.server_infos:
         if info.stage_layers and len(info.stage_layers) == s.P:
             return Fact(f"layers per stage {_join(info.stage_layers)}", info.stage_layers, info.source)
+    for account in s.evidence.accounts:
+        if account.layers and len(account.layers) == s.P:
+            return Fact(f"layers per stage {_join(account.layers)}", account.layers, account.source)
     partition = s.settings.numbers("partition")
     if partition is not None and len(partition.value) == s.P:
         return Fact(partition.text, [int(n) for n in partition.value], partition.source)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fullbore.errors import FullboreError
 from fullbore.explain.evidence import (
     account,
     bench,
@@ -17,6 +18,7 @@ from fullbore.explain.evidence import (
     notes,
     nvidia_smi,
     prometheus,
+    recording,
     server_info,
     smi_table,
     trace,
@@ -201,6 +203,16 @@ def _unknown(file: EvidenceFile, evidence: Evidence) -> FileNote:
     return FileNote(file.name, "notes", True, f"{len(found)} facts")
 
 
+def _recording(file: EvidenceFile, evidence: Evidence) -> FileNote:
+    kind = recognise(file.head, file.is_binary, file.is_empty)
+    try:
+        found = recording.read(file, is_json=kind is Kind.TIMELINE)
+    except FullboreError as error:
+        return FileNote(file.name, kind, False, str(error))
+    evidence.accounts.append(found)
+    return FileNote(file.name, kind, True, f"{len(found.stages)} stages, {found.window_s:.3g} s")
+
+
 def _useless(file: EvidenceFile, evidence: Evidence) -> FileNote:
     kind = recognise(file.head, file.is_binary, file.is_empty)
     remark = "unpack it first" if kind is Kind.ARCHIVE else "not used"
@@ -215,6 +227,8 @@ _READERS: dict[Kind, Callable[[EvidenceFile, Evidence], FileNote]] = {
     Kind.LOG: _log,
     Kind.METRICS: _metrics,
     Kind.TRACE: _trace,
+    Kind.RECORDING: _recording,
+    Kind.TIMELINE: _recording,
     Kind.JSON: _json,
     Kind.ARCHIVE: _useless,
     Kind.BINARY: _useless,

@@ -1,29 +1,50 @@
-"""fullbore's own account of a recording: seconds per stage by cause (`fullbore account --json`, GET /account)."""
+"""fullbore's own account: seconds of each stage by cause, from `fullbore account --json`, /account or a recording."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fullbore.explain.facts import Source
 
+# Idle causes that compete for being the bottleneck.
+CAUSES = ("few-requests", "packed", "depth", "uneven", "imbalance", "transfer", "control", "memory")
+
 
 @dataclass
 class Account:
+    """Shares leave out the time in which there was no request at all. The fields after `stages` need a recording."""
+
     source: Source
     window_s: float
     stages: list[dict[str, float]]  # cause -> seconds
+    running: float | None = None  # requests being served, median over launches
+    waiting: float | None = None
+    micro_batch: float | None = None  # requests in a micro-batch, median over launches
+    stage_s: list[float] = field(default_factory=list)  # median time of a micro-batch on each stage
+    hops_s: list[float] = field(default_factory=list)  # median time of a transfer into each stage after the first
+    sizes_s: dict[int, float] = field(default_factory=dict)  # decode micro-batch of so many -> seconds over all stages
+    layers: list[int] = field(default_factory=list)
 
     def share(self, cause: str) -> float:
-        """Mean share of the window over all stages."""
-        total = self.window_s * len(self.stages)
-        return sum(stage.get(cause, 0.0) for stage in self.stages) / total if total else 0.0
+        """Mean over all stages, of the time in which there were requests."""
+        total = sum(self._window(stage) for stage in self.stages)
+        return sum(stage.get(cause, 0.0) for stage in self.stages) / total if total > 0 else 0.0
+
+    def largest(self) -> str:
+        """The idle cause that costs most."""
+        return max(CAUSES, key=self.share)
 
     def busy(self) -> list[float]:
         return [
-            (stage.get("compute", 0.0) + stage.get("host", 0.0)) / self.window_s if self.window_s else 0.0
+            (stage.get("compute", 0.0) + stage.get("host", 0.0)) / window
+            if (window := self._window(stage)) > 0
+            else 0.0
             for stage in self.stages
         ]
+
+    def _window(self, stage: dict[str, float]) -> float:
+        return max(self.window_s - stage.get("no-requests", 0.0), 0.0)
 
 
 def is_account(tree: Any) -> bool:
@@ -34,9 +55,10 @@ def is_account(tree: Any) -> bool:
 
 def read(tree: dict[str, Any], file: str) -> Account:
     stages = [
-        {str(cause): float(s) for cause, s in stage["seconds"].items() if isinstance(s, int | float)}
+        {str(cause): float(s) for cause, s in stage["seconds"].items() if isinstance(s, int | float) and 0 <= s < 1e9}
         for stage in tree["stages"]
     ]
     window = tree.get("window_s")
-    window_s = float(window) if isinstance(window, int | float) else max(sum(stage.values()) for stage in stages)
+    is_known = isinstance(window, int | float) and 0 < window < 1e9
+    window_s = float(window) if is_known else max(sum(stage.values()) for stage in stages)  # type: ignore[arg-type]
     return Account(Source(file), window_s, stages)

@@ -14,6 +14,8 @@ class Kind(StrEnum):
     LOG = "engine log"
     METRICS = "Prometheus metrics"
     TRACE = "profiler trace"
+    RECORDING = "fullbore recording"
+    TIMELINE = "fullbore timeline"
     JSON = "JSON"
     ARCHIVE = "archive"
     BINARY = "binary data"
@@ -60,6 +62,8 @@ def recognise(head: str, is_binary: bool, is_empty: bool) -> Kind:
     """Names the kind from the first 64 KiB of a file."""
     if is_empty:
         return Kind.EMPTY
+    if head.startswith("fullbore") and "\x1f" in head[8:14]:
+        return Kind.RECORDING
     if is_binary:
         return Kind.ARCHIVE if head[:4] == "PK\x03\x04" or "ustar" in head[250:270] else Kind.BINARY
     if head.lstrip()[:1] in ("{", "["):
@@ -72,6 +76,8 @@ def recognise(head: str, is_binary: bool, is_empty: bool) -> Kind:
 def _recognise_json(head: str) -> Kind | None:
     if re.search(r"\"traceEvents\"\s*:", head) or re.match(r"\[\s*\{[^{}]*\"ph\"\s*:", head):
         return Kind.TRACE
+    if re.search(r"\"stage_fields\"\s*:", head) and re.search(r"\"recording\"\s*:|\"driver_fields\"\s*:", head):
+        return Kind.TIMELINE
     # "[2026-12-01 05:16:49 PP0] Decode batch" also begins with a bracket
     return Kind.JSON if re.match(r"\{\s*(?:\"|\}|$)|\[\s*(?:[{\[\]\"]|-?\d+(?:\.\d+)?\s*[,\]]|$)", head) else None
 

@@ -30,7 +30,7 @@ _CONTROL_KEY = re.compile(
 def control_plane_latency(s: Situation) -> Finding | None:
     if s.P is None or s.P < 2 or s.progress.is_frozen:
         return None
-    return _first_token(s) or _between_steps(s) or _noted(s) or _counters(s) or _account(s) or _by_elimination(s)
+    return _first_token(s) or _between_steps(s) or _noted(s) or _counters(s) or _by_elimination(s)
 
 
 def _first_token(s: Situation) -> Finding | None:
@@ -226,17 +226,6 @@ def _counters(s: Situation) -> Finding | None:
                 "The first rank spends most of its time steering, not running.",
                 [Fact(text, None, Source(dump.file, line))],
             )
-    return None
-
-
-def _account(s: Situation) -> Finding | None:
-    for account in s.evidence.accounts:
-        share = account.share("control")
-        if share > 0.15 and share >= max(
-            account.share(cause) for cause in ("packed", "few-requests", "imbalance", "transfer", "memory")
-        ):
-            fact = Fact(f"{share:.0%} of all stage-seconds wait for the driver", share, account.source)
-            return _finding(s, 0.9, "Stages wait for the driver: for results to come back and plans to go out.", [fact])
     return None
 
 

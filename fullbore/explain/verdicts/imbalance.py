@@ -12,7 +12,7 @@ from fullbore.explain.cards import find_card
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import partition
 from fullbore.explain.gains import Run, simulated_factor
-from fullbore.explain.physics import balanced_partition, old_default_partition, weighted_partition
+from fullbore.explain.physics import balanced_partition, old_default_partition, stage_costs, weighted_partition
 from fullbore.explain.situation import Situation
 from fullbore.explain.stage_layers import given_layers, stage_layers, stage_weights_gb, total_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
@@ -190,10 +190,7 @@ def _rebalanced(s: Situation, shares: list[float], layers: Fact | None) -> tuple
             per_layer = [sum(shares) / sum(layers.value)] * len(shares)
         costs = [cost for cost, count in zip(per_layer, layers.value, strict=True) for _ in range(count)]
         after = balanced_partition(costs, len(shares))
-        times, position = [], 0
-        for count in after:
-            times.append(sum(costs[position : position + count]))
-            position += count
+        times = stage_costs(costs, after)
     factor = largest / max(times)
     simulated = _simulated(s, shares, times)
     gain = Gain(

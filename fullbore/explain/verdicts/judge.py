@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fullbore.explain.facts import Fact
 from fullbore.explain.situation import Situation
+from fullbore.explain.verdicts.accounted import accounted
 from fullbore.explain.verdicts.at_roofline import at_roofline
 from fullbore.explain.verdicts.chunks_serialised import chunks_serialised
 from fullbore.explain.verdicts.clock_throttle import clock_throttle
@@ -49,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     few_requests,
     at_roofline,
     pp_latency_expected,
+    accounted,
 )
 
 # Lower comes first whatever the strength.

@@ -7,7 +7,7 @@ the stage). vLLM checks one request of full length against a stage as if it held
 from __future__ import annotations
 
 from fullbore.explain.evidence.vllm_log import KvRefusal
-from fullbore.explain.facts import Fact, Source, show
+from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import balance_kv, more_kv
 from fullbore.explain.physics import weighted_partition
 from fullbore.explain.situation import Situation
@@ -22,7 +22,7 @@ _GIB = 1 << 30
 def kv_limited(s: Situation) -> Finding | None:
     if s.evidence.logs.vllm.kv_refusal is not None:
         return _refused(s, s.evidence.logs.vllm.kv_refusal)
-    return _no_memory(s) or _full(s) or _account(s)
+    return _no_memory(s) or _full(s)
 
 
 def _refused(s: Situation, refusal: KvRefusal) -> Finding:
@@ -235,24 +235,3 @@ def _gain_full(s: Situation, usage: Fact | None) -> Gain:
         high,
         assumes="stage time does not grow with the batch, and the waiting requests are like the running ones",
     )
-
-
-def _account(s: Situation) -> Finding | None:
-    for account in s.evidence.accounts:
-        share = account.share("memory")
-        causes = ("packed", "few-requests", "imbalance", "control", "transfer")
-        if share > 0.1 and share >= max(account.share(cause) for cause in causes):
-            return Finding(
-                "kv-limited",
-                0.95,
-                f"Stages idle {share:.0%} of the time because no KV blocks are free for requests that wait.",
-                evidence=[
-                    Fact(f"{share:.0%} of all stage-seconds are lost to memory", share, Source(account.source.file))
-                ],
-                fix=more_kv(s),
-                gain=Gain(
-                    "tokens/s up to the share of time lost to memory", 1.0, 1 / (1 - share) if share < 1 else None
-                ),
-                verify="`memory` in the account should shrink",
-            )
-    return None

@@ -39,7 +39,7 @@ def packed_slot(s: Situation) -> Finding | None:
     if requests is None or requests.number < 2:
         return None
     possible = min(stages, round(requests.number))
-    occupied = _from_log(s) or _from_trace(s) or _from_account(s) or _from_utilisation(s, possible) or _from_steps(s)
+    occupied = _from_log(s) or _from_trace(s) or _from_utilisation(s, possible) or _from_steps(s)
     if occupied is None or occupied.micro_batches > _PACKED * possible:
         return None
     if _is_contradicted(s, possible, occupied):
@@ -115,18 +115,6 @@ def _from_trace(s: Situation) -> _Occupied | None:
         )
     ]
     return _Occupied(max(timeline.concurrent_mean, 1.0), 0.9, facts)
-
-
-def _from_account(s: Situation) -> _Occupied | None:
-    for account in s.evidence.accounts:
-        packed = account.share("packed")
-        if packed > 0.1 and packed >= max(
-            account.share(c) for c in ("few-requests", "imbalance", "memory", "transfer", "depth")
-        ):
-            busy = sum(account.busy())
-            fact = Fact(f"{packed:.0%} of all stage-seconds are lost to packed micro-batches", packed, account.source)
-            return _Occupied(max(busy, 1.0), 0.95, [fact])
-    return None
 
 
 def _from_utilisation(s: Situation, possible: int) -> _Occupied | None:

@@ -36,7 +36,7 @@ _SOCKET_BYTES_S = 1.1e9  # NCCL over TCP on 10 Gbit/s, where the speed is not no
 def slow_link(s: Situation) -> Finding | None:
     if s.progress.is_frozen:
         return None
-    return _degraded(s) or _sockets(s) or _trace(s) or _account(s) or _tensor_against_pipeline(s)
+    return _degraded(s) or _sockets(s) or _trace(s) or _tensor_against_pipeline(s)
 
 
 def link_facts(s: Situation) -> list[Fact]:
@@ -320,31 +320,6 @@ def _trace(s: Situation) -> Finding | None:
         verify="the gap between a stage's end and the next stage's start in traces of all ranks",
         precedent="",
     )
-
-
-def _account(s: Situation) -> Finding | None:
-    for account in s.evidence.accounts:
-        share = account.share("transfer")
-        causes = ("packed", "few-requests", "imbalance", "control", "memory")
-        if share > 0.15 and share >= max(account.share(cause) for cause in causes):
-            fact = Fact(f"{share:.0%} of all stage-seconds wait for data on its way", share, account.source)
-            return Finding(
-                "slow-link",
-                0.95,
-                f"Stages wait {share:.0%} of the time for hidden states that are on their way.",
-                evidence=[fact],
-                fix=[
-                    "the link between the stages: measure it (latency and bandwidth), and put neighbouring stages on "
-                    "one machine"
-                ],
-                gain=Gain(
-                    "tokens/s up to the share of time spent waiting for data",
-                    1.0,
-                    1 / (1 - share) if share < 1 else None,
-                ),
-                verify="`transfer` in the account should shrink",
-            )
-    return None
 
 
 def _fix(s: Situation, gpu: Gpu) -> list[str]:
