@@ -79,14 +79,22 @@ def account(
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error where that is a terminal, a line elsewhere."""
+    if not sys.stderr.isatty():
+        has_begun = False
+
+        def begin(recorded_s: float) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                print(f"Recording for {seconds:g} s; Ctrl-C ends it earlier.", file=sys.stderr)
+            has_begun = True
+
+        yield begin
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("Recording"), BarColumn(), TextColumn("{task.completed:.1f} of {task.total:g} s"))
-    is_shown = sys.stderr.isatty()
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=not is_shown
-    ) as bar:
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=seconds)
         yield lambda recorded_s: bar.update(task, completed=recorded_s)

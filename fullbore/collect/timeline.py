@@ -67,6 +67,7 @@ class TimelineRecorder:
             RecordingError: the server cannot be asked (any more); `timeline` has what came before.
         """
         self.timeline = self._source.fetch(0.0)  # the moment at which the recording begins, and what led to it
+        on_progress(0.0)
         end_s = time.monotonic() + seconds
         while self.timeline.window_s < seconds and time.monotonic() < end_s + _GRACE_S:
             time.sleep(max(min(POLL_S, end_s - time.monotonic()), 0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from fullbore.server.responses import Model, ModelList
 from fullbore.server.state import ServerState, State
 
 STATS_TIMEOUT_S = 2.0
+ACCOUNT_TIMEOUT_S = 5.0
 SECRETS = frozenset({"api_key"})
 
 router = APIRouter()
@@ -65,7 +67,12 @@ async def server_info(state: State) -> dict[str, Any]:
 @router.get("/metrics", response_class=Response)
 async def metrics(state: State) -> Response:
     """Prometheus text format."""
-    return Response(state.metrics.render(await _engine_stats(state)), media_type=CONTENT_TYPE_LATEST)
+    stats = await _engine_stats(state)
+    if stats is not None:
+        # What takes too long, or fails, is left out: the other metrics must not wait for it.
+        with suppress(TimeoutError, EngineDeadError):
+            await asyncio.wait_for(state.metrics.stage_time.update(state.engine), ACCOUNT_TIMEOUT_S)
+    return Response(state.metrics.render(stats), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _engine_stats(state: ServerState) -> EngineStats | None:

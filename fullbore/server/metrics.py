@@ -6,13 +6,17 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fullbore.engine.messages import EngineStats
+from fullbore.engine.records import STEP_BUCKETS_S
+from fullbore.server.stage_time import StageTime
 
+MICRO_BATCH_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 # Prometheus name, field of EngineStats, help text.
@@ -54,7 +58,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._engine = _EngineCollector()
+        self.stage_time = StageTime()
+        self._engine = _EngineCollector(self.stage_time)
         self._registry.register(self._engine)
         self.time_to_first_token = self._histogram("time_to_first_token", "From the request to its first token.")
         self.inter_token_latency = self._histogram("inter_token_latency", "Between two tokens of a request.")
@@ -94,16 +99,62 @@ class Metrics:
 class _EngineCollector(Collector):
     """Shows the engine's own counters as they were when asked last."""
 
-    stats: EngineStats | None = None
+    def __init__(self, stage_time: StageTime) -> None:
+        self.stats: EngineStats | None = None
+        self._stage_time = stage_time
 
     def collect(self) -> Iterable[Metric]:
-        if self.stats is None:
+        stats = self.stats
+        if stats is None:
             return
         for name, field, text in GAUGES:
-            yield GaugeMetricFamily(name, text, value=getattr(self.stats, field))
+            yield GaugeMetricFamily(name, text, value=getattr(stats, field))
         for name, field, text in COUNTERS:
-            yield CounterMetricFamily(name, text, value=getattr(self.stats, field))
-        busy = CounterMetricFamily("fullbore_stage_busy_seconds", "Time that a stage has computed.", labels=["stage"])
-        for stage, busy_s in enumerate(self.stats.stage_busy_s):
-            busy.add_metric([str(stage)], busy_s)
+            yield CounterMetricFamily(name, text, value=getattr(stats, field))
+        yield _micro_batch_sizes(stats)
+        yield from _stage_steps(stats)
+        yield from self._stage_times()
+
+    def _stage_times(self) -> Iterable[Metric]:
+        idle = CounterMetricFamily(
+            "fullbore_stage_idle_seconds",
+            "Time that a stage has waited, by cause (docs/accounting.md).",
+            labels=["stage", "cause"],
+        )
+        busy = GaugeMetricFamily(
+            "fullbore_stage_busy_ratio",
+            "Part of the time since these metrics were asked for last in which a stage worked.",
+            labels=["stage"],
+        )
+        for stage, idle_ns in enumerate(self._stage_time.idle_ns):
+            for cause, ns in idle_ns.items():
+                idle.add_metric([str(stage), cause], ns * 1e-9)
+        for stage, ratio in enumerate(self._stage_time.busy_ratio):
+            busy.add_metric([str(stage)], ratio)
+        yield idle
         yield busy
+
+
+def _micro_batch_sizes(stats: EngineStats) -> Metric:
+    sizes = stats.requests_in_micro_batch
+    counts = [sum(count for size, count in sizes.items() if size <= bound) for bound in MICRO_BATCH_BUCKETS]
+    buckets = [(str(bound), count) for bound, count in zip(MICRO_BATCH_BUCKETS, counts, strict=True)]
+    return HistogramMetricFamily(
+        "fullbore_micro_batch_requests",
+        "Requests in a micro-batch, at its launch.",
+        buckets=[*buckets, ("+Inf", sum(sizes.values()))],
+        sum_value=sum(size * count for size, count in sizes.items()),
+    )
+
+
+def _stage_steps(stats: EngineStats) -> Iterable[Metric]:
+    busy = CounterMetricFamily("fullbore_stage_busy_seconds", "Time that a stage has computed.", labels=["stage"])
+    steps = HistogramMetricFamily(
+        "fullbore_stage_step_seconds", "Time that a stage computes one micro-batch.", labels=["stage"]
+    )
+    bounds = [*map(str, STEP_BUCKETS_S), "+Inf"]
+    for stage, (busy_s, counts) in enumerate(zip(stats.stage_busy_s, stats.steps_in_bucket, strict=True)):
+        busy.add_metric([str(stage)], busy_s)
+        steps.add_metric([str(stage)], list(zip(bounds, accumulate(counts), strict=True)), busy_s)
+    yield busy
+    yield steps

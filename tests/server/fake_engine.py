@@ -6,10 +6,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from msgspec.structs import replace
+from recordings import simulated_recording
+
 from fullbore.config import EngineConfig
 from fullbore.engine.messages import AddRequest, EngineDead, EngineInfo, EngineStats, StageInfo
 from fullbore.errors import EngineDeadError
 from fullbore.scheduler.request import TokenOutput
+from fullbore.telemetry.accounting import Recording
 
 Reply = Callable[[AddRequest], Sequence[int | None]]
 
@@ -28,6 +32,8 @@ class FakeEngine:
         self.running: set[int] = set()
         self.aborted: set[int] = set()
         self.dead: EngineDead | None = None
+        self.recording = simulated_recording(pp_size=2)
+        self.records_asked: list[tuple[float, int | None]] = []
         self.stopped_with_grace_s: float | None = None
         self.death: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
         self._request_ids = itertools.count()
@@ -111,7 +117,18 @@ class FakeEngine:
             steps_in_bucket=[[0] * 4 + [7] + [0] * 10] * 2,
         )
 
+    async def records(self, seconds: float, since_ns: int | None = None) -> Recording:
+        """As if now were `recording.end_ns`, whatever it is."""
+        self.records_asked.append((seconds, since_ns))
+        if self.dead is not None:
+            raise EngineDeadError(self.dead.message)
+        end_ns = self.recording.end_ns
+        start_ns = since_ns if since_ns is not None else end_ns - round(seconds * 1e9)
+        return replace(self.recording, start_ns=min(max(start_ns, self.recording.start_ns), end_ns))
+
     async def stop(self, grace_s: float) -> None:
+        self.recording = simulated_recording(pp_size=2)
+        self.records_asked: list[tuple[float, int | None]] = []
         self.stopped_with_grace_s = grace_s
         end_s = asyncio.get_running_loop().time() + grace_s
         while self.running and asyncio.get_running_loop().time() < end_s:
