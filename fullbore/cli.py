@@ -29,6 +29,8 @@ def main() -> None:
     except FullboreError as error:
         print(f"fullbore: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -86,10 +88,12 @@ def generate(
         print()
 
 
-app.command()(plan)
-app.command()(simulate)
-app.command()(explain)
-app.command()(bench)
-app.command()(record)
-app.command()(account)
-app.command(context_settings={"ignore_unknown_options": True})(source)  # FLAG may start with --
+app.command(short_help="Predict a layout's speed, or find the best.")(plan)
+app.command(short_help="Try the scheduler on a virtual clock.")(simulate)
+app.command(short_help="Say why a pipeline is idle and what helps.")(explain)
+app.command(short_help="Measure a server under load.")(bench)
+app.command(short_help="Record what a server's stages do.")(record)
+app.command(short_help="Show where the stages' time went.")(account)
+app.command(short_help="Show what a setting does in the source.", context_settings={"ignore_unknown_options": True})(
+    source
+)  # FLAG may start with --
