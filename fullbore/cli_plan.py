@@ -15,6 +15,7 @@ import typer
 from fullbore.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
+    from fullbore.plan.fitting import Calibration
     from fullbore.plan.hardware import Hardware
     from fullbore.plan.layout import Layout
     from fullbore.plan.models import DecoderModel
@@ -77,7 +78,7 @@ def plan(
     as_: Annotated[str, typer.Option("--as", help="Whose scheduling: fullbore, sglang, vllm or trtllm.")] = "fullbore",
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Fit to a bench.json measured with these --pp, --tp … on this hardware."),
+        typer.Option(metavar="FILE", help="Fit to a bench.json or run.fbr of these --pp, --tp … on this hardware."),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with charts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of predictions as JSON.")] = False,
@@ -175,19 +176,48 @@ def _calibrated(
     """The scenario with parameters fitted to the file, and their remaining uncertainty."""
     if file is None:
         return scenario, None
-    from fullbore.plan.calibrate import calibrate, calibration_text, read_bench
-    from fullbore.plan.scenario import deploy
+    from fullbore.plan.fitting import calibration_text
+
+    fit = _fit_to_recording if file.suffix == ".fbr" else _fit_to_bench
+    found = fit(scenario, layout, file, on_progress)
+    print(calibration_text(found), file=sys.stderr)
+    return replace(scenario, parameters=found.parameters), found.covariance
+
+
+def _fit_to_bench(scenario: Scenario, layout: Layout, file: Path, on_progress: OnProgress) -> Calibration:
+    from fullbore.plan.calibrate import calibrate, read_bench
 
     try:
         measured = read_bench(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--calibrate {file} cannot be read ({error}).") from None
-    deployment = deploy(scenario, layout, max(each.concurrency for each in measured))
+    deployment = _measured_deployment(scenario, layout, max(each.concurrency for each in measured))
+    return calibrate(deployment, measured, lambda done, total: on_progress(done, total, "calibrating"))
+
+
+def _fit_to_recording(scenario: Scenario, layout: Layout, file: Path, on_progress: OnProgress) -> Calibration:
+    from fullbore.plan.calibrate_steps import calibrate_steps, stage_times
+    from fullbore.telemetry.recording import read_timeline
+
+    timeline = read_timeline(file)
+    times = stage_times(timeline.recording)
+    recorded = tuple(stage.layers[1] - stage.layers[0] for stage in timeline.stages)
+    if layout.pp != timeline.recording.pp_size:
+        raise ConfigError(
+            f"--calibrate {file} was recorded over {timeline.recording.pp_size} stages; --pp is {layout.pp}."
+        )
+    layout = replace(layout, partition=recorded or layout.partition)
+    deployment = _measured_deployment(scenario, layout, max(1, *(each.requests for each in times)))
+    return calibrate_steps(deployment, times)
+
+
+def _measured_deployment(scenario: Scenario, layout: Layout, concurrency: int) -> Deployment:
+    from fullbore.plan.scenario import deploy
+
+    deployment = deploy(scenario, layout, concurrency)
     if deployment.problem:
         raise ConfigError(f"--calibrate: {scenario.model.name} does not fit as {layout.name}: {deployment.problem}.")
-    found = calibrate(deployment, measured, lambda done, total: on_progress(done, total, "calibrating"))
-    print(calibration_text(found), file=sys.stderr)
-    return replace(scenario, parameters=found.parameters), found.covariance
+    return deployment
 
 
 def _unfit_row(deployment: Deployment) -> dict[str, Any]:

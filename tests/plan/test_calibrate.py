@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 
 from fullbore.errors import ConfigError
-from fullbore.plan.calibrate import Measured, calibrate, calibration_text, read_bench
+from fullbore.plan.calibrate import Measured, calibrate, read_bench
+from fullbore.plan.calibrate_steps import calibrate_steps, stage_times
 from fullbore.plan.engines import find_engine
+from fullbore.plan.fitting import calibration_text
 from fullbore.plan.hardware import parse_hardware
 from fullbore.plan.layout import Layout
 from fullbore.plan.model_table import find_model
 from fullbore.plan.parameters import CostParameters
+from fullbore.plan.pipeline import Pipeline
 from fullbore.plan.predict import predict
 from fullbore.plan.scenario import Demand, Deployment, Scenario, deploy
+from fullbore.plan.simulate import simulate
 from fullbore.plan.uncertainty import prior_covariance
+from fullbore.plan.workload import Job, Workload
+from fullbore.scheduler.scheduler import SchedulerConfig
+from fullbore.telemetry.accounting import Recording
 
 TRUE = CostParameters(memory_factor=0.7, compute_factor=0.8, kernel_factor=1.8, host_factor=2.0)
 
@@ -44,7 +51,7 @@ def test_fitted_at_1_and_8_it_predicts_2_4_16_and_32() -> None:
     ]
     found = calibrate(small_pipeline(CostParameters()), measured)
     assert all(
-        each.after == pytest.approx(each.measured, rel=0.05) for each in found.residuals if each.figure != "ttft_s"
+        each.after == pytest.approx(each.measured, rel=0.05) for each in found.residuals if "ttft_s" not in each.what
     )
     fitted = small_pipeline(found.parameters)
     for number in (2, 4, 16, 32):
@@ -62,6 +69,31 @@ def test_a_measurement_as_predicted_moves_nothing() -> None:
     prediction = predict(deployment, 4)
     found = calibrate(deployment, [Measured(4, prediction.output_tok_s, prediction.ttft_s, prediction.itl_s)])
     assert all(factor == pytest.approx(1, abs=0.01) for factor in found.factors.values())
+
+
+def recorded(parameters: CostParameters, concurrency: int) -> Recording:
+    """What the simulated engine writes down, with 16 answers of each of so many clients."""
+    deployment = small_pipeline(parameters)
+    pipeline = Pipeline(num_stages=2, costs=deployment.costs, hops=deployment.costs.hops(), driver_s=5e-4)
+    config = SchedulerConfig(num_kv_blocks=4096, pp_size=2)
+    jobs = [Job(64, 64)] * 4 * concurrency
+    result = simulate(pipeline, config, Workload(jobs, concurrency), record_until_s=1e9)
+    end_ns = max(record.send_end_ns for record in result.spans)
+    return Recording(2, config.in_flight_limit, 0, end_ns, result.spans, result.driver_records)
+
+
+def test_a_recording_is_reproduced_stage_by_stage() -> None:
+    times = stage_times(recorded(TRUE, 16))
+    assert {each.stage for each in times} == {0, 1}
+    found = calibrate_steps(small_pipeline(CostParameters()), times)
+    assert all(each.after == pytest.approx(each.measured, rel=0.05) for each in found.residuals)
+    truth, fitted = (small_pipeline(parameters) for parameters in (TRUE, found.parameters))
+    assert predict(fitted, 32).output_tok_s == pytest.approx(predict(truth, 32).output_tok_s, rel=0.15)
+
+
+def test_a_recording_without_decoding_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no steady decoding"):
+        stage_times(Recording(2, 4, 0, 1, [], []))
 
 
 def test_bench_files_are_read() -> None:
