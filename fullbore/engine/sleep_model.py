@@ -6,28 +6,34 @@ sleep://layers=8,layer_ms=2,token_ms=0.1
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from fullbore.errors import ModelError
 
 _SCHEME = "sleep://"
 _WEIGHT_PERIOD = 1_000_003
 
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+
 
 class SleepModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings behind `sleep://`. A stage takes layers · (layer_ms + tokens · token_ms), the last + head_ms."""
 
-    layers: int = 8
-    layer_ms: float = 1.0
-    token_ms: float = 0.0
-    head_ms: float = 0.0
-    vocab: int = 1000
-    hidden: int = 16
-    context: int = 4096
-    eos: int = -1  # -1: none
-    load_ms: float = 0.0
-    fail: str = ""  # what goes wrong on stage `fail_stage` in its `fail_at`-th micro-batch: raise, memory, exit or hang
+    layers: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    layer_ms: Milliseconds = 1.0
+    token_ms: Milliseconds = 0.0
+    head_ms: Milliseconds = 0.0
+    vocab: Annotated[int, Meta(ge=1, le=2**24)] = 1000  # tokens travel as float32
+    hidden: Annotated[int, Meta(ge=4, le=1_000_000)] = 16  # the first 4 columns are used
+    context: Annotated[int, Meta(ge=1, le=2**24)] = 4096
+    eos: Annotated[int, Meta(ge=-1)] = -1  # -1: none
+    load_ms: Milliseconds = 0.0
+    fail: Literal["", "raise", "memory", "exit", "hang"] = (
+        ""  # what goes wrong on stage `fail_stage` in its `fail_at`-th micro-batch: raise, memory, exit or hang
+    )
     fail_stage: int = 0
     fail_at: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -55,6 +56,8 @@ def resolve_model(model: str, progress: Progress | None = None) -> ResolvedModel
         if model == DEFAULT_MODEL:
             return ResolvedModel(convert_gguf(_default_gguf(report), DEFAULT_MODEL, report), DEFAULT_MODEL)
         path = Path(model).expanduser()
+        if _is_too_long(path):
+            raise ModelError(f"MODEL is too long for a path ({len(model)} characters); give a path or a hub id.")
         if path.is_dir():
             return ResolvedModel(path.resolve(), path.resolve().name)
         if path.is_file():
@@ -67,6 +70,14 @@ def resolve_model(model: str, progress: Progress | None = None) -> ResolvedModel
         f"There is no model {model!r}: no such folder or GGUF file; "
         f"give one, a hub id like org/name, or {DEFAULT_MODEL}, which fullbore brings itself."
     )
+
+
+def _is_too_long(path: Path) -> bool:
+    try:
+        path.exists()
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 # --------------------------------------------------------------------------------------------- the built-in model

@@ -24,6 +24,8 @@ SUPPORTED_ARCHITECTURES: dict[str, tuple[str, ...]] = {
 # Rotary variants whose frequencies do not depend on what else is in the batch (longrope's do).
 _SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
+_MOST_LAYERS = 10_000
+
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -125,12 +127,20 @@ class ModelSpec(Struct, frozen=True):
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(config, generation_config or {}),
             dtype=_dtype(config),
-            layers=tuple(_layer(config, architecture, index) for index in range(_size(config, "num_hidden_layers"))),
+            layers=tuple(_layer(config, architecture, index) for index in range(_num_layers(config))),
             notes=notes,
         )
 
 
 # ------------------------------------------------------------------------------------------- reading and refusing
+
+
+def _num_layers(config: dict[str, Any]) -> int:
+    """Refuses a number that could only be a broken file's, before anything is made for each layer."""
+    num_layers = _size(config, "num_hidden_layers")
+    if num_layers > _MOST_LAYERS:
+        raise ModelError(f"config.json: num_hidden_layers must be at most {_MOST_LAYERS}, got {num_layers}.")
+    return num_layers
 
 
 def _read_json(path: Path) -> dict[str, Any]:

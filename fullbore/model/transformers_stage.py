@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +57,28 @@ class TransformersStage(nn.Module):
             ModelError: Hugging Face does not accept the config.
         """
         super().__init__()
-        config, modeling, prefix = _read_config(folder, architecture)
-        is_first, is_last = first_layer == 0, end_layer == config.num_hidden_layers
-        layer_class, norm_class, rotary_class = (
-            getattr(modeling, prefix + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")
-        )
-        self.first_layer = first_layer
-        self.num_layers = end_layer - first_layer
-        self.is_first = is_first
-        self.is_last = is_last
-        with torch.device("meta"), _default_dtype(dtype):
-            # A dictionary, since layers keep their global index: names, layer types and dense layers go by it.
-            layers = nn.ModuleDict({str(index): layer_class(config, index) for index in range(first_layer, end_layer)})
-            embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if is_first else None
-            norm = norm_class(config.hidden_size, eps=config.rms_norm_eps) if is_last else None
-            self.model = _Decoder(layers, embed_tokens, norm)
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if is_last else None
-        # Its frequencies are computed, not loaded, so it is built where it runs.
-        with torch.device(device):
-            self.rotary_emb = rotary_class(config)
+        with _blaming_config(folder, architecture):
+            config, modeling, prefix = _read_config(folder, architecture)
+            is_first, is_last = first_layer == 0, end_layer == config.num_hidden_layers
+            layer_class, norm_class, rotary_class = (
+                getattr(modeling, prefix + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")
+            )
+            self.first_layer = first_layer
+            self.num_layers = end_layer - first_layer
+            self.is_first = is_first
+            self.is_last = is_last
+            with torch.device("meta"), _default_dtype(dtype):
+                # A dictionary, since layers keep their global index: names, layer types and dense layers go by it.
+                layers = nn.ModuleDict(
+                    {str(index): layer_class(config, index) for index in range(first_layer, end_layer)}
+                )
+                embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if is_first else None
+                norm = norm_class(config.hidden_size, eps=config.rms_norm_eps) if is_last else None
+                self.model = _Decoder(layers, embed_tokens, norm)
+                self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if is_last else None
+            # Its frequencies are computed, not loaded, so it is built where it runs.
+            with torch.device(device):
+                self.rotary_emb = rotary_class(config)
         self.eval().requires_grad_(False)
 
     def forward(
@@ -133,6 +138,17 @@ def _paged_attention_forward(
 AttentionInterface.register(_ATTENTION, _paged_attention_forward)
 
 
+@contextmanager
+def _blaming_config(folder: Path, architecture: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the config classes and the modules check values in many ways, or not at all
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelError(f"{folder / 'config.json'} is not a valid {architecture} config ({reason}).") from error
+
+
 def _read_config(folder: Path, architecture: str) -> tuple[PreTrainedConfig, Any, str]:
     """The config of this stage, the module with the model's classes, and the prefix of their names.
 
@@ -143,10 +159,7 @@ def _read_config(folder: Path, architecture: str) -> tuple[PreTrainedConfig, Any
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for key in ("model_type", "auto_map"):
         values.pop(key, None)
-    try:
-        config = getattr(modeling, f"{prefix}Config").from_dict(values)
-    except Exception as error:  # the config classes check values in many ways
-        raise ModelError(f"{folder / 'config.json'} is not a valid {architecture} config: {error}") from error
+    config = getattr(modeling, f"{prefix}Config").from_dict(values)
     config._attn_implementation = _ATTENTION
     # Sorts tokens by expert; the default loops over experts with several small operations each.
     config._experts_implementation = "grouped_mm"

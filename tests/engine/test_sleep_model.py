@@ -22,7 +22,23 @@ def stages(partition: tuple[int, ...]) -> list[SleepRunner]:
     return runners
 
 
-@pytest.mark.parametrize("model", ["sleep://layer=3", "sleep://layers=x", "sleep://layers"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "sleep://layer=3",
+        "sleep://layers=x",
+        "sleep://layers",
+        "sleep://layers=0",
+        "sleep://layers=99999999999999999999",
+        "sleep://layer_ms=-1",
+        "sleep://layer_ms=nan",
+        "sleep://load_ms=inf",
+        "sleep://vocab=0",
+        "sleep://hidden=3",
+        "sleep://context=-9",
+        "sleep://fail=no-such-thing",
+    ],
+)
 def test_bad_settings_are_refused(model: str) -> None:
     with pytest.raises(ModelError, match="not a valid sleep model"):
         parse(model)

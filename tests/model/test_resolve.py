@@ -110,6 +110,12 @@ def test_missing_path(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         resolve_model(name)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 5000])
+def test_a_name_too_long_for_a_path(name: str) -> None:
+    with pytest.raises(ModelError, match=f"{len(name)} characters"):
+        resolve_model(name)
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match="is not a GGUF file"):

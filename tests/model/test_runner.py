@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -258,6 +260,14 @@ def test_weights_that_do_not_fit(llama: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(runner_module, "free_memory_bytes", lambda device: 100 * 2**10)
     with pytest.raises(OutOfMemoryError, match=r"weights of stage 1: .* needed, 100.0 KiB free"):
         StageRunner.load(llama, 1, (2, 2), "cpu", "float32", 16)
+
+
+@pytest.mark.parametrize("wrong", [{"hidden_act": "nonsense"}, {"rope_scaling": {"type": "bogus"}}], ids=str)
+def test_a_config_that_no_module_can_be_made_of(llama: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+    with pytest.raises(ModelError, match=r"config\.json is not a valid LlamaForCausalLM config \(.+\)\.$"):
+        StageRunner.load(tmp_path, 0, (2, 2), "cpu", "float32", 16)
 
 
 def test_a_partition_of_another_model(llama: Path) -> None:

@@ -178,6 +178,11 @@ def test_senseless_sizes_are_refused_by_name(key: str, value: Any) -> None:
         ModelSpec.from_config(LLAMA | {key: value})
 
 
+def test_a_senseless_number_of_layers_takes_neither_memory_nor_time() -> None:
+    with pytest.raises(ModelError, match="num_hidden_layers must be at most"):
+        ModelSpec.from_config(LLAMA | {"num_hidden_layers": 4 * 10**9})
+
+
 def test_broken_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         ModelSpec.from_folder(tmp_path)
