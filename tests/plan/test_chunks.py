@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plan_helpers import MS, pipeline, run
 
-from fullbore.plan.workload import closed_loop
+from fullbore.plan.workload import Job, Workload, closed_loop
 
 MIN_CHUNK = 32
 
@@ -66,6 +66,15 @@ def test_a_long_prompt_streams_through_the_stages() -> None:
     assert len(spans) == 10 * 4
     assert all(spans[k + 1, 0].compute_start_ns < spans[k, 3].compute_end_ns for k in range(9))
     assert result.whole.ttft.mean_s == pytest.approx(13 + 0.9)
+
+
+def test_a_decode_does_not_queue_behind_a_heap_of_prompt_chunks() -> None:
+    """No more chunks in flight than keep the stages busy: P, and cover for the driver."""
+    pipe = pipeline([1.0] * 4, curve="affine", stage_s=5 * MS, prefill_token_s=0.04 * MS)
+    work = Workload([Job(64, 400), *(Job(4000, 1) for _ in range(6))], concurrency=2)
+    result = run(pipe, work, record_until_s=1e9)
+    took_s = [(r.compute_end_ns - r.compute_start_ns) * 1e-9 for r in result.spans if r.stage == 0]
+    assert result.whole.itl.p99_s <= 6.5 * max(took_s)
 
 
 def test_unequal_prompts_make_equal_micro_batches() -> None:

@@ -159,6 +159,8 @@ class Traffic:
         if not self.in_flight:
             return
         launched = self.in_flight.popleft()
+        for run, block_ids in zip(launched.micro_batch.runs, launched.block_ids, strict=True):
+            assert run.block_ids[: len(block_ids)] == block_ids, "a plan was changed after its launch"
         self.execute(launched)
         self.now_s = max(self.now_s, launched.journey.ends_s[-1])
         records = launched.journey.records

@@ -75,3 +75,19 @@ def test_flat_curve_and_slow_last_stage_want_one_micro_batch() -> None:
         for size in (1, 64):
             model.seed_decode(stage, size, (20 if stage == 7 else 10) * MS)
     assert best_micro_batches(model, 16, 8, 16, 256) <= 4
+
+
+def test_one_micro_batch_per_stage_unless_another_number_is_clearly_better() -> None:
+    """A percent may be noise in the measurements; more in flight for it would cost latency."""
+
+    def choice(overhead_ms: float) -> int:
+        model = CostModel(8)
+        for stage in range(8):
+            for size in range(1, 65):
+                model.seed_decode(stage, size, size * MS)  # linear: splitting costs nothing
+        model.return_s = overhead_ms * MS
+        return best_micro_batches(model, 64, 8, 16, 256)
+
+    assert choice(0.0) == 8
+    assert choice(0.6) == 8, "64.6 ms instead of 64"
+    assert choice(4.0) > 8, "68 ms instead of 64"

@@ -189,16 +189,35 @@ def test_preempted_request_keeps_its_tokens_and_finishes() -> None:
 
 
 def test_nobody_is_admitted_into_the_room_that_others_need_next() -> None:
-    """Four requests decode; the fifth would fit, but only until the first of them needs its next block."""
-    scheduler = make(2, num_kv_blocks=12, page_size=4, enable_prefix_cache=False)
+    """Four requests decode; the fifth would fit, but only until each of them needs its next block."""
+    scheduler = make(1, num_kv_blocks=12, page_size=4, enable_prefix_cache=False)
     pipeline = PipelineModel(scheduler, one_per_request)
     for i in range(4):
-        pipeline.add(request(i, prompt=7, max_tokens=4))
-    for _ in range(4):
-        pipeline.step()
+        pipeline.add(request(i, prompt=7, max_tokens=5))
+    pipeline.step()
+    assert (scheduler.state().running, scheduler.state().free_blocks) == (4, 4)
     pipeline.add(request(4, prompt=8, max_tokens=4))
     pipeline.run()
     assert scheduler.state().preemptions == 0
+
+
+def test_prompts_are_throttled_when_memory_gets_short() -> None:
+    """Less than a quarter of the KV blocks free, and decoding requests that will want some."""
+    chunks = []
+    for num_kv_blocks in (340, 10_000):
+        pipeline = PipelineModel(make(1, num_kv_blocks=num_kv_blocks), one_per_request)
+        for i in range(8):
+            pipeline.add(request(i, prompt=500, max_tokens=100))
+        for _ in range(12):
+            pipeline.step()
+        pipeline.add(request(9, prompt=1024, max_tokens=2))
+        launched = len(pipeline.launched)
+        pipeline.run()
+        runs = [run for mb in pipeline.launched[launched:] for run in mb.runs if run.request_id == 9]
+        chunks.append([len(run.token_ids) for run in runs if run.start < 1024])
+    assert chunks[1] == [512, 512]
+    assert chunks[0][1] < 0.7 * 512
+    assert sum(chunks[0]) == 1024
 
 
 def test_abort_in_every_state_frees_everything() -> None:
