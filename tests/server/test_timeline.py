@@ -176,7 +176,7 @@ def test_what_was_recorded_before_the_server_died_is_kept(source: TimelineSource
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "http://[", "http://a:b", "nonsense", ""])
 def test_no_server(url: str) -> None:
-    with pytest.raises(RecordingError, match="does not answer|is not a URL"):
+    with pytest.raises(RecordingError, match=r"does not answer|is not a URL"):
         TimelineSource(url).fetch(1.0)
 
 
