@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import msgspec
 
 from fullbore.config import DEFAULT_MODEL, EngineConfig
 from fullbore.engine.client import EngineClient, OnProgress
-from fullbore.engine.messages import AddRequest, EngineInfo, Rejected
+from fullbore.engine.messages import AddRequest, EngineInfo, Outputs
 from fullbore.errors import ConfigError, EngineDeadError, LogitsError, RequestError
 from fullbore.progress import RequestProgress
 from fullbore.scheduler.request import FinishReason, SamplingParams, TokenOutput
@@ -75,6 +76,7 @@ class LLM:
             FullboreError: the subclass that fits: ConfigError, ModelError, OutOfMemoryError ...
         """
         self._engine = EngineClient.start(_make_config(model, settings), on_progress)
+        self._inboxes: dict[int, deque[TokenOutput]] = {}  # running request -> where its tokens go
         try:
             self._tokenizer = Tokenizer.load(self._engine.info.model_path)
         except BaseException:
@@ -172,30 +174,40 @@ class LLM:
     def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
         """Runs all jobs at once; yields each with the text that is new. Leaving early aborts what still runs."""
         running = {job.request.request_id: job for job in jobs}
+        inbox: deque[TokenOutput] = deque()  # one for each call, since several streams may be read in turn
         try:
             for job in jobs:
                 self._engine.add(job.request)
+                self._inboxes[job.request.request_id] = inbox
             while running:
-                for output in self._receive():
-                    job_of_output = running.get(output.request_id)
-                    if job_of_output is None:
-                        continue  # tokens that were on their way when a stop string or an error ended their request
-                    text = job_of_output.text.push(output)
-                    if job_of_output.text.finish_reason is not None:
-                        del running[output.request_id]
-                        if output.finish_reason is None:
-                            self._engine.abort(output.request_id)
-                    yield job_of_output, text
+                while not inbox:
+                    self._receive()
+                output = inbox.popleft()
+                job_of_output = running.get(output.request_id)
+                if job_of_output is None:
+                    continue  # tokens that were on their way when a stop string ended their request
+                text = job_of_output.text.push(output)
+                if job_of_output.text.finish_reason is not None:
+                    del running[output.request_id]
+                    if output.finish_reason is None:
+                        self._engine.abort(output.request_id)
+                yield job_of_output, text
         finally:
+            for job in jobs:
+                self._inboxes.pop(job.request.request_id, None)
             with suppress(EngineDeadError):
                 for request_id in running:
                     self._engine.abort(request_id)
 
-    def _receive(self) -> Iterator[TokenOutput]:
+    def _receive(self) -> None:
+        """Waits for tokens and hands them to the calls that run their requests; nobody wants those of ended ones."""
         for message in self._engine.receive(RECEIVE_TIMEOUT_S):
-            if isinstance(message, Rejected):
+            if isinstance(message, Outputs):
+                for output in message.outputs:
+                    if output.request_id in self._inboxes:
+                        self._inboxes[output.request_id].append(output)
+            elif message.request_id in self._inboxes:
                 raise RequestError(message.message, message.param)
-            yield from message.outputs
 
 
 @dataclass

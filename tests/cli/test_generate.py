@@ -87,6 +87,20 @@ def test_stream_gives_the_same_text_and_may_be_left(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
 
 
+def test_streams_read_in_turn_lose_nothing(llm: LLM) -> None:
+    whole = {output.prompt: output.text for output in llm.generate(PROMPTS[:3], GREEDY)}
+    streams = {prompt: llm.stream(prompt, GREEDY) for prompt in PROMPTS[:3]}
+    texts = dict.fromkeys(streams, "")
+    while streams:
+        for prompt, stream in list(streams.items()):
+            piece = next(stream, None)
+            if piece is None:
+                del streams[prompt]
+            else:
+                texts[prompt] += piece
+    assert texts == whole
+
+
 def test_bad_requests_leave_the_engine_alone(llm: LLM) -> None:
     for prompts, params in [
         ("x" * 600, GREEDY),
