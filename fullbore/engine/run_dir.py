@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from fullbore.errors import ConfigError
+
 _PREFIX = "fullbore-run-"
 _LOCK = "lock"
 _MAX_SOCKET_PATH_BYTES = 100  # the system's limit for a local socket's path is 107
@@ -28,16 +30,29 @@ class RunDir:
 
     @classmethod
     def create(cls) -> RunDir:
+        """A new one. Raises ConfigError where none can be made and locked."""
         parent = Path(tempfile.gettempdir())
         if len(os.fsencode(parent)) + len(_PREFIX) + 40 > _MAX_SOCKET_PATH_BYTES:
             parent = Path("/tmp")
         _remove_abandoned(parent)
-        while True:
-            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            try:
-                return cls(path, _lock(path / _LOCK))
-            except OSError:  # another start took it for abandoned between the two lines above
-                continue
+        try:
+            while True:
+                path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+                try:
+                    lock = _lock(path / _LOCK)
+                except BlockingIOError:  # another start takes it for abandoned
+                    continue
+                except OSError:
+                    remove(path)
+                    raise
+                if path.exists():  # else another start has removed it before it was locked
+                    return cls(path, lock)
+                lock.close()
+        except OSError as error:
+            raise ConfigError(
+                f"No folder for the engine's sockets can be made in {parent} ({error.strerror}); "
+                "set TMPDIR to a local folder that you can write to."
+            ) from None
 
     def remove(self) -> None:
         remove(self.path)

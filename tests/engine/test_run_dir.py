@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import fcntl
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fullbore.engine.run_dir import RunDir, client_address
+from fullbore.errors import ConfigError
 
 
 @pytest.fixture
@@ -49,3 +53,39 @@ def test_next_start_removes_what_killed_processes_left_and_nothing_else(temp_roo
     assert (temp_root / "fullbore-run-without-lock").exists()
     new.remove()
     in_use.remove()
+
+
+def test_a_folder_that_cannot_be_made_or_locked_is_an_error_with_a_way_out(
+    temp_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temp_root / "missing"))
+    with pytest.raises(ConfigError, match=r"missing.*TMPDIR"):
+        RunDir.create()
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(temp_root))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match=r"No locks available.*TMPDIR"):
+        RunDir.create()
+    assert list(temp_root.iterdir()) == []
+
+
+def test_a_folder_that_another_start_removed_is_made_again(temp_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_flock, made = fcntl.flock, []
+
+    def flock(file: object, operation: int) -> None:
+        path = Path(file.name).parent  # type: ignore[attr-defined]
+        made.append(path)
+        if len(made) == 1:
+            raise BlockingIOError
+        if len(made) == 2:
+            shutil.rmtree(path)
+        real_flock(file, operation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run_dir = RunDir.create()
+    assert run_dir.path == made[2]
+    assert run_dir.path.exists()
+    run_dir.remove()
