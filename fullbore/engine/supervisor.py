@@ -120,7 +120,7 @@ class Supervisor:
         self._last_check_s = now_s
         if elapsed_s > _PAUSE_S:
             for stage in self.stages:
-                stage.last_heard_s += elapsed_s
+                stage.last_heard_s = min(stage.last_heard_s + elapsed_s, now_s)
         found = [(symptom, stage) for stage in self.stages if (symptom := self._examine(stage, now_s)) is not None]
         if not found:
             return None

@@ -128,6 +128,13 @@ def test_silence_while_the_driver_slept_proves_nothing(stages: Stages) -> None:
     assert stages.find_dead(stages._last_check_s + 100) is None
 
 
+def test_a_stage_heard_at_waking_up_gets_no_more_time_than_others(stages: Stages) -> None:
+    now_s = stages._last_check_s + 100
+    stages.stages[1].last_heard_s = now_s
+    assert stages.find_dead(now_s) is None
+    assert stages.stages[1].last_heard_s == now_s
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [(0, "exited with code 0"), (-signal.SIGSEGV, "was killed by SIGSEGV"), (-63, "was killed by signal 63")],
