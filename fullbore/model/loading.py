@@ -8,7 +8,6 @@ from types import EllipsisType
 
 import torch
 
-from fullbore.errors import ModelError
 from fullbore.model.checkpoint import EMBEDDING_NAME, HEAD_NAME, Checkpoint
 from fullbore.model.transformers_stage import TransformersStage
 
@@ -27,7 +26,7 @@ def load_weights(
 ) -> None:
     """Gives every parameter of `stage` (on the meta device) its values, in the parameter's own number type.
 
-    One tensor of the file at a time is in memory besides the weights. `on_progress(loaded_bytes, total_bytes)` counts
+    No tensor of the file is in memory besides the weights. `on_progress(loaded_bytes, total_bytes)` counts
     bytes of the files and is called after each of them.
 
     Raises:
@@ -43,7 +42,7 @@ def load_weights(
     for name, parts in sources.items():
         parameters[name] = torch.empty_like(parameters[name], device=device)
         for source, part in parts.items():
-            _copy(checkpoint, source, parameters[name][part])
+            checkpoint.load_into(source, parameters[name][part])
             loaded_bytes += checkpoint.nbytes(source)
             if on_progress is not None:
                 on_progress(loaded_bytes, total_bytes)
@@ -77,12 +76,3 @@ def _sources(name: str, tensor: torch.Tensor, checkpoint: Checkpoint, tied_embed
             parts[f"{experts}.{expert}.{gate}.weight"] = (expert, slice(0, num_rows // 2))
             parts[f"{experts}.{expert}.{up}.weight"] = (expert, slice(num_rows // 2, None))
     return parts
-
-
-def _copy(checkpoint: Checkpoint, source: str, target: torch.Tensor) -> None:
-    if checkpoint.shape(source) != tuple(target.shape):
-        raise ModelError(
-            f"{checkpoint.folder}: tensor {source} has shape {list(checkpoint.shape(source))} where config.json asks "
-            f"for {list(target.shape)}; the files do not belong together."
-        )
-    target.copy_(checkpoint.load(source))

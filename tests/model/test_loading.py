@@ -26,13 +26,13 @@ REPOSITORY = Path(__file__).parents[2]
 def loaded_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the tensors that the test reads, in order."""
     names: list[str] = []
-    load = Checkpoint.load
+    load_into = Checkpoint.load_into
 
-    def record(self: Checkpoint, name: str, *args: object, **kwargs: object) -> torch.Tensor:
+    def record(self: Checkpoint, name: str, out: torch.Tensor) -> None:
         names.append(name)
-        return load(self, name, *args, **kwargs)  # type: ignore[arg-type]
+        load_into(self, name, out)
 
-    monkeypatch.setattr(Checkpoint, "load", record)
+    monkeypatch.setattr(Checkpoint, "load_into", record)
     return names
 
 
