@@ -19,7 +19,7 @@ OnProgress = Callable[[float], None]
 
 
 class TimelineSource:
-    """The /timeline of a fullbore server. A context manager."""
+    """The /timeline of a fullbore server."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """`url`: http://host:port; nothing is fetched yet."""
