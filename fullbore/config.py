@@ -46,7 +46,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], _doc("Where stages run; 'auto' takes GPUs if any.")] = "auto"
     threads_per_stage: Annotated[int, _doc("CPU threads of each stage, pinned to cores of their own.")] = 1
-    disable_cuda_graph: Annotated[bool, _doc("Run decode steps eagerly on GPU.")] = False
+    disable_cuda_graph: Annotated[
+        bool, _doc("Run decode steps eagerly on GPU; without effect yet, they always do.")
+    ] = False
     random_seed: Annotated[int, _doc("Seed for requests that bring none.")] = 0
     stage_timeout_s: Annotated[
         float, _doc("A stage silent for longer than this is declared dead and the server exits.")

@@ -18,7 +18,10 @@ from fullbore.engine.messages import LoadProgress
 
 
 class StartProgress:
-    """How far the engine's start has come: fetching the model, then each stage's weights. A context manager."""
+    """How far the engine's start has come: fetching the model, then each stage's weights. A context manager.
+
+    The first bar runs from the beginning to the end: processes take seconds to start before they can say anything.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -53,6 +56,7 @@ class StartProgress:
             self._console.print(line.rstrip(), highlight=False)
 
     def __enter__(self) -> StartProgress:
+        self._bars.add_task("Starting", total=None, size="")
         self._bars.start()
         return self
 

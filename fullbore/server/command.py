@@ -34,7 +34,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> None:
 
 
 async def _run(engine_config: EngineConfig, server_config: ServerConfig, sock: socket.socket) -> None:
-    with stop_signals() as stop_requested:
+    with stop_signals(lambda: _print_stopping(server_config)) as stop_requested:
         engine = await _start_engine(engine_config, stop_requested)
         if engine is None:
             return
@@ -69,7 +69,7 @@ def _print_ready(state: ServerState, sock: socket.socket) -> None:
     lines = [
         f"fullbore {__version__} serves {state.model_name}: {_describe(state.engine.info)}",
         f"API:  {url}/v1  (OpenAI-compatible)",
-        f"Docs: {url}/docs",
+        f"Docs: {url}/docs" + (" (needs the API key)" if state.config.api_key else ""),
         "Try:",
         f"  {_curl(state, url)}",
         "Stop with Ctrl-C.",
@@ -77,11 +77,20 @@ def _print_ready(state: ServerState, sock: socket.socket) -> None:
     print("\n".join(lines), flush=True)
 
 
+def _print_stopping(config: ServerConfig) -> None:
+    print(
+        f"Stopping: running requests get {config.shutdown_grace_s:g} s to finish; Ctrl-C again ends it at once.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def _describe(info: EngineInfo) -> str:
     stages = ", ".join(
         f"layers {start}-{end - 1} on {stage.device}" for stage in info.stages for start, end in [stage.layers]
     )
-    return f"{len(info.stages)} stages ({stages}), {info.dtype}, KV cache for {info.kv_capacity_tokens} tokens"
+    count = f"{len(info.stages)} stage" + ("s" if len(info.stages) > 1 else "")
+    return f"{count} ({stages}), {info.dtype}, KV cache for {info.kv_capacity_tokens} tokens"
 
 
 def _url(sock: socket.socket) -> str:

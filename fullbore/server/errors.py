@@ -101,6 +101,8 @@ def _from_validation(details: Sequence[Any]) -> ApiError:
     depth = max(len(detail["loc"]) for detail in of_field)
     deepest = [detail for detail in of_field if len(detail["loc"]) == depth]
     param = _path(deepest[0]["loc"])
+    if deepest[0]["type"] == "missing":
+        return ApiError(400, f"{param} is required.", param)
     reasons = dict.fromkeys(_reason(detail["msg"]) for detail in deepest if _path(detail["loc"]) == param)
     return ApiError(400, f"Invalid value for {param}: {', or '.join(reasons)}.", param)
 
@@ -114,7 +116,7 @@ def _path(location: Sequence[int | str]) -> str:
 def _reason(message: str) -> str:
     """Pydantic's "Input should be a valid integer" as a part of a sentence: "it should be a valid integer"."""
     message = message.replace("dictionary or object to extract fields from", "object")
-    return message.replace("Input should", "it should").replace("Field required", "it is required")
+    return message.replace("Input should", "it should")
 
 
 def _error_type(status: int) -> str:

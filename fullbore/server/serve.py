@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ async def serve(
     Raises:
         EngineDeadError: the pipeline died; all waiting clients have been told.
     """
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cancelled)
     server = _Server(_uvicorn_config(state))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stop = asyncio.create_task(stop_requested.wait())
@@ -74,10 +76,10 @@ async def serve(
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[asyncio.Event]:
+def stop_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
     """An event that SIGINT and SIGTERM set; a second signal does what it always does and ends the process at once.
 
-    To be used in the main thread, inside a running loop.
+    To be used in the main thread, inside a running loop. `on_stop` is called in it, at the first signal.
     """
     stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -89,6 +91,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
     def on_signal() -> None:
         stop_requested.set()
         restore()
+        on_stop()
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
@@ -110,6 +113,11 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
+
+
+def _is_not_cancelled(record: logging.LogRecord) -> bool:
+    """False for uvicorn's report of a request that a second Ctrl-C cut: as wanted, and no error."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Server(uvicorn.Server):

@@ -43,8 +43,8 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 
 def test_one_bar_each_on_a_terminal() -> None:
     last = shown(is_terminal=True).split("\x1b[?25h")[0].split("\x1b[2K")
-    text = "".join(last[-4:])
-    for name in ("Downloading Model.gguf", "Stage 0: loading", "Stage 1: loading", "Measuring the stages"):
+    text = "".join(last[-5:])
+    for name in ("Starting", "Downloading Model.gguf", "Stage 0: loading", "Stage 1: loading", "Measuring the stages"):
         assert name in text
     assert "150 MB" in text
 

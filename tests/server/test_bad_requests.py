@@ -94,6 +94,7 @@ def test_bad_completion(shared_server: RunningServer, body: dict[str, Any], para
 
 
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({}, "messages"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages.0.content"),

@@ -133,6 +133,23 @@ def test_a_stop_signal_lets_requests_finish_and_leaves_nothing(
         assert server.wait() == 0
     assert_all_end(processes)
     assert list(tmp_path.iterdir()) == []
+    assert "Stopping" in server.errors
+    assert "Traceback" not in server.errors
+
+
+def test_a_second_ctrl_c_cuts_what_is_running(model_folder: Path, tmp_path: Path) -> None:
+    body = {"prompt": "z", "max_tokens": 500, "ignore_eos": True}
+    arguments = (model_folder, "--max-running-requests", "1", "--shutdown-grace-s", "600")
+    with ServeProcess(*arguments, temporary=tmp_path) as server, ThreadPoolExecutor(40) as threads:
+        processes = server.processes()
+        for _ in range(40):  # one after the other: far from done when the second signal comes
+            threads.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=600)
+        eventually(lambda: metric(server, "fullbore_generated_tokens_total") > 0)
+        server.signal(signal.SIGINT)
+        eventually(lambda: "Stopping" in server.errors)
+        server.signal(signal.SIGINT)
+        assert server.wait() == 130
+    assert_all_end(processes)
     assert "Traceback" not in server.errors
 
 
