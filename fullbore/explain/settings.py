@@ -46,6 +46,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "tensor_parallel_mode": ("tensor_parallel",),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
     "hidden": ("hidden_size", "n_embd"),
+    "visible_gpus": ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "gpus", "gpu_ids"),
+    "first_gpu": ("base_gpu_id",),
     "model": ("model_path", "model", "served_model_name", "m", "hf_repo"),
 }
 _UNSET = {"", "none", "null", "default"}

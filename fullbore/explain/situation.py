@@ -14,6 +14,7 @@ from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.load import Load, read_load
 from fullbore.explain.progress import Progress, read_progress
+from fullbore.explain.serving_gpus import gpus_at_work, gpus_with_model
 from fullbore.explain.settings import Settings
 from fullbore.explain.speed import Speed, read_speed
 from fullbore.explain.trace_timeline import Timeline, build_timeline
@@ -22,7 +23,6 @@ from fullbore.explain.trace_timeline import Timeline, build_timeline
 LAYER_SPLIT_ENGINES = ("ollama", "llama.cpp", "transformers", "exllama")
 _TENSOR_SPLIT_MODES = ("row", "tensor", "graph", "attn")
 _MOST_RANKS = 4096
-_HOLDS_MODEL = 0.1  # of the fullest GPU's memory; less is a desktop, not a share of the model
 
 
 @dataclass
@@ -86,10 +86,11 @@ def understand(evidence: Evidence) -> Situation:
     s = Situation(evidence, settings)
     s.engine, s.engine_fact = _engine(evidence)
     s.version = _version(evidence)
-    s.gpus = _gpus_with_model(evidence)
+    s.gpus = gpus_with_model(evidence, settings)
     s.tp, s.pp = _parallelism(s)
     if s.pp is not None and not 1 <= s.pp.number <= _MOST_RANKS:
         s.pp = None
+    s.gpus = gpus_at_work(s.gpus, (s.P or 0) * s.tp)
     s.stages = by_stage(s.gpus, s.P, s.tp)
     s.card, s.card_fact = _card(s)
     s.model, s.model_fact = _model(s)
@@ -152,13 +153,6 @@ def _version(evidence: Evidence) -> Fact | None:
     return None
 
 
-def _gpus_with_model(evidence: Evidence) -> list[Gpu]:
-    """In the order of machines and indices; GPUs without a share of the model are left out."""
-    gpus = sorted(evidence.gpus, key=lambda gpu: (gpu.machine, gpu.index))
-    fullest = max((gpu.memory_used_mib or 0.0 for gpu in gpus), default=0.0)
-    return [gpu for gpu in gpus if gpu.memory_used_mib is None or gpu.memory_used_mib >= _HOLDS_MODEL * fullest]
-
-
 def gpu_count(s: Situation) -> int | None:
     """GPUs in use: noted, or those seen with a share of the model."""
     note = s.evidence.notes.get("gpus") or s.evidence.notes.get("num_gpus") or s.evidence.notes.get("n_gpu")
@@ -190,7 +184,18 @@ def _parallelism(s: Situation) -> tuple[int, Fact | None]:
     if s.engine in ("sglang", "vllm", "fullbore") and len(s.evidence.launches) == 1:
         launch = s.evidence.launches[0]
         return tp_size, Fact("no pipeline size on the command line: one stage", 1, launch.source)
-    return tp_size, None
+    return _parallelism_of_traces(s) if tp is None else (tp_size, None)
+
+
+def _parallelism_of_traces(s: Situation) -> tuple[int, Fact | None]:
+    """Ranks that exchange and never send or receive are tensor ranks of one stage."""
+    traces = s.evidence.traces
+    world = max((rank.world_size or 0 for rank in traces), default=0)
+    is_tensor = all(rank.exchange_kernels and not rank.point_to_point_kernels for rank in traces)
+    if not 2 <= world <= _MOST_RANKS or not is_tensor:
+        return 1, None
+    text = f"the {world} ranks in the traces exchange and never send: tensor ranks of one stage"
+    return world, Fact(text, 1, traces[0].source)
 
 
 def _stages_seen(s: Situation) -> Fact | None:

@@ -14,7 +14,10 @@ _MOST_RANKS = 4096
 
 @dataclass
 class Timeline:
-    """`busy`: share of the window in which a stage computes. Spinning receives are not computing."""
+    """`busy`: share of the window in which a stage works: computes, or exchanges with its tensor ranks.
+
+    Receives from another stage are not work, whether they spin or block.
+    """
 
     ranks: dict[int, TraceRank]  # stage -> the trace of one of its ranks
     num_stages: int
@@ -25,7 +28,11 @@ class Timeline:
     nobody: float = 0.0  # share of the window in which no stage computes
     stage_us: list[float] = field(default_factory=list)  # median stretch of work
     period_us: float = 0.0  # median from one stretch to the next on the first stage
-    kernel_density: float = 1.0  # computing within a stretch of work
+    kernel_density: float = 1.0  # computing or exchanging within a stretch of work
+    exchange_share: float = 0.0  # of a stretch of work, on the rank that waits least, of the stage that exchanges most
+    exchange_share_most: float = 0.0  # ... on the rank that waits most
+    exchanges_per_step: float = 0.0
+    has_tensor_peers: bool = False  # every stage's share is of two ranks or more
     window_us: float = 0.0
     hops_us: list[float] = field(default_factory=list)  # median from a stage's end to the next stage's start
     return_us: float | None = None  # median from the last stage's end to the first stage's next start
@@ -51,28 +58,32 @@ def build_timeline(traces: list[TraceRank], tp_size: int, pp_size: int | None) -
     world = max(world, max(by_rank) + 1)
     num_stages = pp_size or max(world // tp_size, 1)
     by_stage: dict[int, TraceRank] = {}
+    peers: dict[int, list[TraceRank]] = {}
     for number, rank in sorted(by_rank.items()):
-        by_stage.setdefault(rank.stage if rank.stage is not None else number // tp_size, rank)
+        stage = rank.stage if rank.stage is not None else number // tp_size
+        by_stage.setdefault(stage, rank)
+        peers.setdefault(stage, []).append(rank)
     missing = [stage * tp_size for stage in range(num_stages) if stage not in by_stage]
     timeline = Timeline(by_stage, num_stages, missing)
     if timeline.is_complete:
         _measure(timeline)
+        _measure_exchanges(timeline, list(peers.values()))
     return timeline
 
 
 def _measure(timeline: Timeline) -> None:
     ranks = [timeline.ranks[stage] for stage in range(timeline.num_stages)]
     origin = min(rank.base_us for rank in ranks)
-    computing = [[_shift(i, rank.base_us - origin) for i in rank.compute] for rank in ranks]
+    working = [[_shift(i, rank.base_us - origin) for i in rank.kernels_us()] for rank in ranks]
     blobs = [[_shift(i, rank.base_us - origin) for i in rank.blobs()] for rank in ranks]
     begin = max(intervals[0][0] for intervals in blobs)
     end = min(intervals[-1][1] for intervals in blobs)
     if end <= begin:  # not of the same time, or not on one clock: only each stage by itself
-        timeline.busy = [rank.compute_us / rank.window_us if rank.window_us else 0.0 for rank in ranks]
+        timeline.busy = [rank.kernel_us / rank.window_us if rank.window_us else 0.0 for rank in ranks]
         timeline.window_us = max(rank.window_us for rank in ranks)
     else:
         timeline.window_us = end - begin
-        timeline.busy = [_covered(intervals, begin, end) / (end - begin) for intervals in computing]
+        timeline.busy = [_covered(intervals, begin, end) / (end - begin) for intervals in working]
         _count_concurrent(timeline, blobs, begin, end)
         _measure_gaps(timeline, blobs)
     timeline.stage_us = [median(e - b for b, e in intervals) for intervals in blobs]
@@ -80,11 +91,26 @@ def _measure(timeline: Timeline) -> None:
     periods = [later - earlier for earlier, later in pairwise(starts)]
     timeline.period_us = median(periods) if periods else 0.0
     worked = sum(e - b for intervals in blobs for b, e in intervals)
-    timeline.kernel_density = sum(e - b for intervals in computing for b, e in intervals) / worked if worked else 1.0
+    timeline.kernel_density = min(sum(rank.kernel_us for rank in ranks) / worked, 1.0) if worked else 1.0
     sizes = [rank.batch_sizes.median for rank in ranks if rank.batch_sizes]
     timeline.batch_size = max(sizes) if sizes else None
     timeline.launches_per_step = sum(rank.launches for rank in ranks) / max(sum(len(b) for b in blobs), 1)
     timeline.is_extend = sum(rank.extend_steps for rank in ranks) > sum(rank.decode_steps for rank in ranks)
+
+
+def _measure_exchanges(timeline: Timeline, peers: list[list[TraceRank]]) -> None:
+    """Ranks of a stage wait for the last of them in every exchange: the one that waits least shows what it takes."""
+    timeline.exchange_share = max(min(_exchange_share(rank) for rank in ranks) for ranks in peers)
+    timeline.exchange_share_most = max(_exchange_share(rank) for ranks in peers for rank in ranks)
+    timeline.has_tensor_peers = all(len(ranks) > 1 for ranks in peers)
+    steps = sum(len(rank.blobs()) for ranks in peers for rank in ranks)
+    timeline.exchanges_per_step = sum(rank.exchange_kernels for ranks in peers for rank in ranks) / max(steps, 1)
+
+
+def _exchange_share(rank: TraceRank) -> float:
+    """Of the rank's stretches of work, outside its own computing."""
+    worked = sum(e - b for b, e in rank.blobs())
+    return max(rank.kernel_us - rank.compute_us, 0.0) / worked if worked else 0.0
 
 
 def _shift(interval: Interval, by_us: float) -> Interval:

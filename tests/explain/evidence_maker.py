@@ -139,11 +139,12 @@ class EvidenceMaker:
         compute_us: Intervals,
         *,
         wait_us: Intervals = (),
+        exchange_us: Intervals = (),
         launches: int = 0,
         batch_size: int | None = None,
         kind: str = "DECODE",
     ) -> EvidenceMaker:
-        """One rank; `wait_us` are NCCL kernels that spin."""
+        """One rank; `wait_us` are NCCL receives that spin, `exchange_us` all-reduces of tensor ranks."""
         events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": rank, "ts": 0, "args": {}}]
         for begin, end in compute_us:
             events.append(
@@ -167,12 +168,14 @@ class EvidenceMaker:
                         "dur": end - begin,
                     }
                 )
-        for begin, end in wait_us:
+        waits = [("SendRecv", interval) for interval in wait_us]
+        waits += [("AllReduce_Sum_bf16_RING_LL", interval) for interval in exchange_us]
+        for name, (begin, end) in waits:
             events.append(
                 {
                     "ph": "X",
                     "cat": "kernel",
-                    "name": "ncclDevKernel_SendRecv(x)",
+                    "name": f"ncclDevKernel_{name}(x)",
                     "pid": rank,
                     "tid": 26,
                     "ts": begin,

@@ -240,7 +240,7 @@ def test_bench_formats(tmp_path: Path) -> None:
 def test_trace_separates_computing_from_waiting(tmp_path: Path) -> None:
     EvidenceMaker(tmp_path).trace(3, 4, [(0, 100), (500, 600)], wait_us=[(100, 500)], batch_size=8)
     (rank,) = read(tmp_path).traces
-    assert (rank.rank, rank.world_size, rank.compute_us, rank.communication_us) == (3, 4, 200, 400)
+    assert (rank.rank, rank.world_size, rank.compute_us, rank.point_to_point_kernels) == (3, 4, 200, 1)
     assert rank.batch_sizes.median == 8
 
 

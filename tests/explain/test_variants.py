@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from evidence_maker import EvidenceMaker, pipeline_intervals
+from evidence_maker import EvidenceMaker, Intervals, pipeline_intervals
 
 from fullbore.explain.run import explain
 
@@ -72,6 +72,35 @@ def dense_then_sparse(maker: EvidenceMaker) -> None:
             begin = step * 3000.0 + rank * 1500.0
             kernels += [(begin + n * 12.0, begin + n * 12.0 + 4.0) for n in range(120)]
         maker.trace(rank, 2, kernels, launches=1200, batch_size=1)
+
+
+def tensor_steps(begins_us: list[float], compute_us: float, exchange_us: float) -> tuple[Intervals, Intervals]:
+    """(computing, exchanging) of steps with 32 layers each, an exchange after every half of one."""
+    compute, exchanges = [], []
+    for begin in begins_us:
+        now = begin
+        for _ in range(64):
+            compute.append((now, now + compute_us))
+            exchanges.append((now + compute_us, now + compute_us + exchange_us))
+            now += compute_us + exchange_us
+    return compute, exchanges
+
+
+def tensor_traces(maker: EvidenceMaker, times_us: list[tuple[float, float]]) -> None:
+    """Ranks of one stage: each computes and exchanges for so long, twice per layer."""
+    for rank, (compute_us, exchange_us) in enumerate(times_us):
+        begins = [n * (64 * (compute_us + exchange_us) + 500.0) for n in range(12)]
+        compute, exchanges = tensor_steps(begins, compute_us, exchange_us)
+        maker.trace(rank, len(times_us), compute, exchange_us=exchanges, batch_size=1)
+
+
+def stages_of_tensor_ranks(maker: EvidenceMaker) -> None:
+    """Two stages of two tensor ranks each; one micro-batch of eight goes to and fro."""
+    for rank in range(4):
+        begins = [n * 10_000.0 + (rank // 2) * 5_000.0 for n in range(20)]
+        compute, exchanges = tensor_steps(begins, 60.0, 15.0)
+        received = [(begin - 4_500.0, begin - 10.0) for begin in begins]
+        maker.trace(rank, 4, compute, wait_us=received, exchange_us=exchanges, batch_size=8)
 
 
 VARIANTS = [
@@ -622,6 +651,56 @@ VARIANTS = [
         ).notes(gpu="GB10", gpus=2),
         ("pp-latency-expected",),
         ("tp=2",),
+    ),
+    # ------------------------------------------------------------------------------- tensor ranks, GPUs in use
+    Variant(
+        "traces of four tensor ranks that exchange half of the time",
+        lambda m: tensor_traces(m, [(60.0, 70.0)] * 4),
+        ("slow-link",),
+        ("54%", "64 exchanges"),
+        ("launch-bound", "packed-slot", "control-plane-latency"),
+    ),
+    Variant(
+        "traces of tensor ranks on fast links",
+        lambda m: tensor_traces(m.notes(concurrent_requests=1), [(60.0, 12.0)] * 4),
+        ("insufficient-evidence", "at-roofline"),
+        absent=("slow-link", "launch-bound", "packed-slot"),
+    ),
+    Variant(
+        "tensor ranks wait for a slow one of them: no slow link",
+        lambda m: tensor_traces(m.notes(concurrent_requests=1), [(60.0, 70.0), (60.0, 70.0), (120.0, 10.0)]),
+        ("insufficient-evidence",),
+        absent=("slow-link",),
+    ),
+    Variant(
+        "stages of two tensor ranks, one micro-batch",
+        lambda m: stages_of_tensor_ranks(
+            m.launch("python3 -m sglang.launch_server --model-path /m --pp-size 2 --tp-size 2").notes(clients=8)
+        ),
+        ("packed-slot",),
+        absent=("slow-link", "launch-bound", "few-requests"),
+    ),
+    Variant(
+        "four of the machine's eight cards, in an order of their own",
+        lambda m: (
+            m.launch(f"CUDA_VISIBLE_DEVICES=7,6,1,0 {SGLANG_PP4}")
+            .sglang_decode(4, 8)
+            .notes(clients=32)
+            .smi(H100, [98, 55, 0, 0, 0, 0, 56, 54], power=[600, 330, 70, 70, 70, 70, 330, 330], limit=700.0)
+        ),
+        ("imbalance",),
+        ("stage 3", "GPU 0"),
+    ),
+    Variant(
+        "four of the machine's eight cards, not said which",
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .sglang_decode(4, 8)
+            .notes(clients=32)
+            .smi(H100, [0, 0, 98, 55, 56, 54, 0, 0], power=[70, 70, 600, 330, 330, 330, 70, 70], limit=700.0)
+        ),
+        ("imbalance",),
+        ("stage 0", "GPU 2"),
     ),
     # --------------------------------------------------------------------------------------- insufficient-evidence
     Variant(

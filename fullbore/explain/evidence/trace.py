@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ _MAX_INTERVALS = 200_000
 
 _COMMUNICATION = re.compile(r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|sendrecv|cross_device_reduce", re.I)
 _POINT_TO_POINT = re.compile(r"sendrecv|send|recv", re.I)
+_EXCHANGE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce", re.I)
 _STEP = re.compile(r"step\[(\w+) bs=(\d+)")
 _BATCH_SPAN = re.compile(r"^(?:run_batch|forward|execute_model|model_forward)", re.I)
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.I)
@@ -40,8 +42,8 @@ class TraceRank:
     device: str | None = None
     base_us: float = 0.0
     compute: list[Interval] = field(default_factory=list)  # merged, exact
-    communication_us: float = 0.0
-    all_reduce_kernels: int = 0
+    exchanges: list[Interval] = field(default_factory=list)  # of tensor ranks, in the middle of their work; merged
+    exchange_kernels: int = 0
     point_to_point_kernels: int = 0
     kernels: int = 0
     launches: int = 0
@@ -63,9 +65,23 @@ class TraceRank:
     def compute_us(self) -> float:
         return sum(end - begin for begin, end in self.compute)
 
+    def kernels_us(self) -> list[Interval]:
+        """Computing and exchanging."""
+        return merge([*self.compute, *self.exchanges], 0.0)
+
+    @property
+    def kernel_us(self) -> float:
+        return sum(end - begin for begin, end in self.kernels_us())
+
     def blobs(self) -> list[Interval]:
-        """Stretches of work: compute with the short gaps between kernels included."""
-        return merge(self.compute, BLOB_GAP_US)
+        """Stretches of work: compute and exchanges, with the short gaps between kernels included."""
+        stretches = merge([*self.compute, *self.exchanges], BLOB_GAP_US)
+        return [stretch for stretch in stretches if self._has_compute(stretch)]
+
+    def _has_compute(self, stretch: Interval) -> bool:
+        """An exchange by itself is not work."""
+        position = bisect_left(self.compute, (stretch[0], 0.0))
+        return position < len(self.compute) and self.compute[position][0] < stretch[1]
 
 
 def read(file: EvidenceFile) -> TraceRank:
@@ -76,12 +92,13 @@ def read(file: EvidenceFile) -> TraceRank:
     host: list[Interval] = []
     for event in stream:
         _take(event, rank, device, host)
-        for intervals in (device, host):
+        for intervals in (device, host, rank.exchanges):
             if len(intervals) > 2 * _MAX_INTERVALS:
                 intervals[:] = merge(intervals, 0.0)
                 if len(intervals) > _MAX_INTERVALS:
                     intervals[:] = merge(intervals, 10.0)
     rank.compute = merge(device if rank.has_device_events else host, 0.0)
+    rank.exchanges = merge(rank.exchanges, 0.0)
     rank.problem = stream.problem
     _read_metadata(stream.outside, file.name, rank)
     return rank
@@ -115,9 +132,7 @@ def _take(event: dict[str, Any], rank: TraceRank, device: list[Interval], host: 
         _take_kernel(name, begin, end, rank, device)
     elif category == "gpu_memcpy":
         rank.has_device_events = True
-        if "PtoP" in name or "Peer" in name:
-            rank.communication_us += end - begin
-        else:
+        if "PtoP" not in name and "Peer" not in name:
             device.append((begin, end))
     elif category == "cuda_runtime" or category == "cuda_driver":
         if "GraphLaunch" in name:
@@ -133,11 +148,11 @@ def _take_kernel(name: str, begin: float, end: float, rank: TraceRank, device: l
         rank.kernels += 1
         device.append((begin, end))
         return
-    rank.communication_us += end - begin
     if _POINT_TO_POINT.search(name):
         rank.point_to_point_kernels += 1
-    else:
-        rank.all_reduce_kernels += 1
+    elif _EXCHANGE.search(name):
+        rank.exchange_kernels += 1
+        rank.exchanges.append((begin, end))
 
 
 def _take_span(name: str, begin: float, end: float, rank: TraceRank, host: list[Interval]) -> None:

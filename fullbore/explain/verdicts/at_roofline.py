@@ -14,6 +14,7 @@ from fullbore.explain.verdicts.finding import Finding
 _NEAR = 0.55
 _FULL = 0.85
 _TFLOPS_NEAR = 0.4
+_MOSTLY_EXCHANGES = 0.35  # of a stage's work in traces: busy, but not computing
 
 
 def at_roofline(s: Situation) -> Finding | None:
@@ -62,6 +63,8 @@ def _full_pipeline(s: Situation) -> Finding | None:
         return None
     if s.load.slots is not None and s.load.slots < 0.75 * stages:
         return None
+    if s.timeline is not None and s.timeline.exchange_share_most >= _MOSTLY_EXCHANGES:
+        return None
     step = _cycle_share(s)
     has_power = any(gpu.load.power_w for gpu in s.gpus)
     if busy.kind == "utilisation" and not has_power and step is None and _scaling(s) is None:
@@ -75,12 +78,13 @@ def _full_pipeline(s: Situation) -> Finding | None:
     ]
     scaling = _scaling(s)
     facts += [fact for fact in (step, scaling, _throughput(s)) if fact is not None]
+    who = f"the pipeline is full, all {stages} stages are" if stages > 1 else "the one stage is"
     strength = 0.65 + 0.15 * (step is not None and step.number >= _NEAR) + 0.1 * (scaling is not None)
     return Finding(
         "at-roofline",
         strength,
-        f"Nothing is wrong: all {stages} stages are busy ({min(busy.shares):.0%} or more), at the power of GPUs that "
-        "work; the pipeline is full, there is no bubble to remove.",
+        f"Nothing is wrong: {who} busy ({min(busy.shares):.0%} or more)"
+        f"{', at the power of GPUs that work' if has_power else ''}; there is no bubble to remove.",
         evidence=facts,
         fix=[
             "no setting of the pipeline; more tokens/s need fewer bytes per token (quantisation), larger batches "

@@ -26,6 +26,8 @@ _SHARE = 0.2  # of a step, for a link to be its bottleneck
 _EXCHANGE_S = 50e-6  # least time of one exchange through PCIe and host memory
 _SOCKET_EXCHANGE_S = 150e-6  # ... and through the kernel's network stack on both ends
 _TRACE_SHARE = 0.25
+_EXCHANGE_SHARE = 0.35  # of a stage's work; fast links take 10 to 25 % of a small step
+_MANY_EXCHANGES = 8  # in one step: two for each of a stage's layers
 _TENSOR_SLOWER = 1.5
 _LAYOUT_KEYS = ("layout", "tp", "pp", "tp_size", "pp_size", "gpus", "split")
 _NETWORK_KEY = re.compile(r"(?:link|network|nic|ethernet|inter_?node|interconnect|bandwidth)", re.I)
@@ -36,7 +38,7 @@ _SOCKET_BYTES_S = 1.1e9  # NCCL over TCP on 10 Gbit/s, where the speed is not no
 def slow_link(s: Situation) -> Finding | None:
     if s.progress.is_frozen:
         return None
-    return _degraded(s) or _sockets(s) or _trace(s) or _tensor_against_pipeline(s)
+    return _degraded(s) or _sockets(s) or _trace(s) or _exchanges(s) or _tensor_against_pipeline(s)
 
 
 def link_facts(s: Situation) -> list[Fact]:
@@ -320,6 +322,45 @@ def _trace(s: Situation) -> Finding | None:
         verify="the gap between a stage's end and the next stage's start in traces of all ranks",
         precedent="",
     )
+
+
+def _exchanges(s: Situation) -> Finding | None:
+    """Traces: tensor ranks spend their step exchanging, also the one that waits least."""
+    timeline = s.timeline
+    if timeline is None or not timeline.is_complete or timeline.exchanges_per_step < _MANY_EXCHANGES:
+        return None
+    share = timeline.exchange_share
+    if share < _EXCHANGE_SHARE:
+        return None
+    whose = "on the rank that waits least" if timeline.has_tensor_peers else "on the one rank of it that was traced"
+    fact = Fact(
+        f"{share:.0%} of a stage's work are exchanges between its tensor ranks, {whose}; "
+        f"{show(round(timeline.exchanges_per_step))} exchanges per step",
+        share,
+        s.evidence.traces[0].source,
+    )
+    finding = Finding(
+        "slow-link",
+        0.75 if timeline.has_tensor_peers else 0.55,
+        f"Tensor ranks spend {share:.0%} of their step exchanging what each has computed, twice per layer: the link "
+        "between them is too slow for that.",
+        evidence=[fact, *[_link_fact(gpu) for gpu in s.gpus if _has_link(gpu)][:8]],
+        fix=[
+            "fewer tensor ranks and more pipeline stages on these links; or peer access, full-width slots, NVLink "
+            "(nvidia-smi topo -m, nvidia-smi topo -p2p r)"
+        ],
+        gain=Gain(
+            f"up to {show(1 / (1 - share))} × tokens/s",
+            1.0,
+            1 / (1 - share),
+            assumes="exchanges become negligible",
+        ),
+        verify="the all-reduce kernels' share of a step in new traces of all ranks",
+        precedent="LLMKube#1423, exllamav2#734",
+    )
+    if not timeline.has_tensor_peers:
+        finding.unexplained = "whether the exchanges are slow or wait for a slow peer: traces of all ranks tell"
+    return finding
 
 
 def _fix(s: Situation, gpu: Gpu) -> list[str]:
