@@ -2,9 +2,8 @@
 
     python benchmarks/scheduler.py [--json FILE]
 
-Decoding requests only, prefix cache on, every stage's record observed, as the driver does it: the time is that of
-`next_micro_batch` + `observe` on every stage + `complete`. The steady state of P = 2 with m = 2 (half of the running
-requests in each micro-batch), and of P = 8.
+Processor time, so that other work on the machine disturbs less, of `next_micro_batch` + `observe` of every stage +
+`complete`, in the steady state of two and of eight stages: decoding requests only, prefix cache on.
 """
 
 from __future__ import annotations

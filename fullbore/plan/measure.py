@@ -59,6 +59,7 @@ class SimulationResult:
     whole: Figures
     spans: list[StageRecord]
     driver_records: list[DriverRecord]
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)

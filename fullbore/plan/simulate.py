@@ -111,6 +111,7 @@ class Simulation:
             whole=self._meter.figures(start, end),
             spans=self._spans,
             driver_records=self._driver_records,
+            preemptions=self.scheduler.state().preemptions,
         )
 
     def _advance(self) -> None:

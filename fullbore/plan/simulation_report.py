@@ -37,14 +37,16 @@ def summary(result: SimulationResult) -> str:
             f"  micro-batches    {steady.micro_batches_in_flight_mean:.2f} in flight, "
             f"{steady.requests_per_micro_batch:.2f} requests each: {sizes}",
             f"Whole run, fill and drain included: {whole.output_tokens_per_s:.1f} output tokens/s, "
-            f"stages busy {_range(whole.stage_busy)}",
+            f"stages busy {_range(whole.stage_busy)}"
+            + (f", {result.preemptions} preemptions" if result.preemptions else ""),
         ]
     )
 
 
 def to_json(result: SimulationResult) -> dict[str, Any]:
     """Plain types; times in seconds. The steady state on top, the same of the whole run under `whole_run`."""
-    return {**_figures_json(result.steady), "whole_run": _figures_json(result.whole)}
+    whole = _figures_json(result.whole)
+    return {**_figures_json(result.steady), "preemptions": result.preemptions, "whole_run": whole}
 
 
 def _figures_json(figures: Figures) -> dict[str, Any]:
