@@ -99,6 +99,10 @@ def check_layout(model: DecoderModel, hardware: Hardware, layout: Layout) -> Non
             f"--pp {layout.pp} × --tp {layout.tp}{replicas} needs {layout.num_devices} devices, "
             f"but --hardware has {len(hardware)}."
         )
+    if not replicas_are_equal(hardware, layout):
+        raise ConfigError(
+            f"--replicas {layout.replicas}: the copies would be on different cards; plan them one by one."
+        )
     if layout.dp_attention and not model.has_experts:
         raise ConfigError(f"--dp-attention divides experts among ranks, and {model.name} has none; use --replicas.")
     problem = None if layout.dp_attention else tp_problem(model, layout.tp)
@@ -106,6 +110,13 @@ def check_layout(model: DecoderModel, hardware: Hardware, layout: Layout) -> Non
         raise ConfigError(f"--tp {layout.tp}: {problem}")
     if layout.partition is not None:
         _check_partition(layout.partition, layout.pp, model.num_layers)
+
+
+def replicas_are_equal(hardware: Hardware, layout: Layout) -> bool:
+    """Whether every copy gets the same devices in the same order, so that one stands for all."""
+    size = layout.pp * layout.tp
+    first = hardware.devices[:size]
+    return all(hardware.devices[copy * size : (copy + 1) * size] == first for copy in range(layout.replicas))
 
 
 def tp_problem(model: DecoderModel, tp: int) -> str | None:

@@ -137,7 +137,7 @@ def predict(
         range=around(output_tok_s, uncertainty.throughput(concurrency)),
         ttft_range_s=around(ttft_s, uncertainty.first_token()),
         itl_range_s=around(itl_s, uncertainty.token_time(concurrency)),
-        notes=_notes(deployment, concurrency),
+        notes=(*_notes(deployment, concurrency), *_overload(deployment, output_tok_s)),
     )
 
 
@@ -257,6 +257,13 @@ def dominant_work(deployment: Deployment, figures: Figures, grain: Grain) -> str
         parts.update(stage.breakdown(load))
     parts[WEIGHTS] += parts.pop(HEAD)
     return max(parts, key=lambda name: parts[name])
+
+
+def _overload(deployment: Deployment, output_tok_s: float) -> tuple[str, ...]:
+    demand = deployment.scenario.demand
+    if demand.rate_per_s is None or output_tok_s > 0.85 * demand.rate_per_s * demand.output_tokens:
+        return ()
+    return (f"{demand.rate_per_s:g} requests/s are more than it can serve; the longer they come, the longer they wait",)
 
 
 def _notes(deployment: Deployment, concurrency: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from math import log
 
 from fullbore.errors import ConfigError
 from fullbore.plan.formula import best_cycle_s, output_tokens_per_s, running_requests
-from fullbore.plan.layout import Layout, tp_problem
+from fullbore.plan.layout import Layout, replicas_are_equal, tp_problem
 from fullbore.plan.predict import Prediction, predict
 from fullbore.plan.scenario import Deployment, Scenario, deploy
 from fullbore.plan.uncertainty import Matrix, Uncertainty
@@ -66,20 +66,17 @@ def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def candidates(scenario: Scenario, base: Layout) -> Iterator[Layout]:
-    """Stages × ranks × replicas that the devices and the model allow, the settings of `base` kept."""
+    """Stages × ranks that the devices and the model allow, in as many replicas as there is room for; rest as `base`."""
     number, layers = len(scenario.hardware), scenario.model.num_layers
-    for devices in range(number, 0, -1):
-        for tp in range(1, devices + 1):
-            if devices % tp or tp_problem(scenario.model, tp):
-                continue
-            for pp in range(1, devices // tp + 1):
-                if (devices // tp) % pp == 0 and pp <= layers:
-                    layout = replace(base, pp=pp, tp=tp, replicas=devices // tp // pp)
-                    # Fewer devices than there are only where more of the same would not divide.
-                    if devices == number or number // (pp * tp) == layout.replicas:
-                        yield layout
-                        if tp > 1 and scenario.model.has_experts and not base.dp_attention:
-                            yield replace(layout, dp_attention=True)
+    for tp in range(1, number + 1):
+        if tp_problem(scenario.model, tp):
+            continue
+        for pp in range(1, min(number // tp, layers) + 1):
+            copies = (replace(base, pp=pp, tp=tp, replicas=each) for each in range(number // (pp * tp), 0, -1))
+            layout = next(each for each in copies if replicas_are_equal(scenario.hardware, each))
+            yield layout
+            if tp > 1 and scenario.model.has_experts and not base.dp_attention:
+                yield replace(layout, dp_attention=True)
 
 
 def search(
@@ -97,7 +94,10 @@ def search(
     Raises:
         ConfigError: nothing fits; the message says what the nearest lacks.
     """
-    most = max(scenario.demand.concurrency)
+    asked = scenario.demand.concurrency
+    if scenario.demand.rate_per_s is not None:
+        asked = (max(asked),)  # for dividing layers; how many requests there are at once comes out of the simulation
+    most = max(asked)
     fit: list[Deployment] = []
     unfit: list[Deployment] = []
     for layout in candidates(scenario, base):
@@ -109,12 +109,12 @@ def search(
             f"{scenario.model.name} fits {scenario.hardware.describe()} in no layout; the nearest is "
             f"{nearest.layout.name}, where {nearest.problem}."
         )
-    kept = _promising(fit, scenario.demand.concurrency)
-    total = len(kept) * len(scenario.demand.concurrency) + len(CHUNK_TOKENS) - 1
+    kept = _promising(fit, asked)
+    total = len(kept) * len(asked) + len(CHUNK_TOKENS) - 1
     predictions: list[Prediction] = []
     for deployment in kept:
         uncertainty = Uncertainty(deployment, covariance)
-        for concurrency in scenario.demand.concurrency:
+        for concurrency in asked:
             if on_progress:
                 on_progress(len(predictions), total, f"{deployment.layout.name} at concurrency {concurrency}")
             predictions.append(predict(deployment, concurrency, uncertainty))

@@ -118,6 +118,11 @@ def test_an_arrival_rate_that_can_be_served_is_served() -> None:
     assert prediction.concurrency < 16
 
 
+def test_an_arrival_rate_that_cannot_be_served_is_said() -> None:
+    deployment = deployed("llama-3.1-70b", "2x h100", Layout(tp=2), rate_per_s=50.0, output_tokens=256)
+    assert any("more than it can serve" in note for note in predict(deployment, 1).notes)
+
+
 def test_cached_prefixes_shorten_the_wait_for_the_first_token() -> None:
     without, cached = (
         predict(

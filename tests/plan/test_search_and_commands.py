@@ -46,6 +46,20 @@ def test_every_way_to_use_eight_devices_is_a_candidate() -> None:
     assert any(each.num_devices == 7 for each in layouts), "a pipeline of seven, too"
 
 
+def test_unequal_cards_have_no_replicas() -> None:
+    layouts = list(candidates(scenario("llama-3.1-8b", "1x 4090 + 1x 3090"), Layout()))
+    assert {each.name for each in layouts} == {"PP2", "TP2", "PP1"}
+
+
+def test_a_rate_is_searched_once_for_each_layout() -> None:
+    given_scenario = scenario("llama-3.1-8b", "2x h100")
+    given_scenario = replace(given_scenario, demand=replace(given_scenario.demand, rate_per_s=2.0))
+    result = search(given_scenario, Layout(), Slo(ttft_s=1.0))
+    names = [each.deployment.layout.name for each in result.predictions]
+    assert len(names) == len(set(names))
+    assert result.is_slo_met
+
+
 def test_mixtures_of_experts_have_data_parallel_attention_as_well() -> None:
     layouts = list(candidates(scenario("kimi-k2.6", "8x h200"), Layout()))
     assert any(each.dp_attention for each in layouts)
@@ -132,6 +146,7 @@ def test_commands_say_the_whole_layout() -> None:
         (Layout(pp=2, partition=(32, 0)), "at least one layer"),
         (Layout(pp=2, partition=(32,)), "names 1 stages"),
         (Layout(tp=2, dp_attention=True), "has none; use --replicas"),
+        (Layout(replicas=5), "needs 5 devices"),
     ],
 )
 def test_layouts_that_cannot_be_get_one_helpful_line(layout: Layout, message: str) -> None:
