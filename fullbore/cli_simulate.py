@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fullbore.plan.measure import SimulationResult
 
 DRAWN_STAGE_TIMES = 30
+# Of drawings: between them, a column is more than what floating-point numbers of seconds can tell apart.
+SHORTEST_DRAWN_S = 1e-6
+LATEST_DRAWN_S = 1e6
 
 
 @takes_settings(SimulationSettings)
@@ -39,8 +42,11 @@ def simulate(
     times_s = settings.stage_times_s()
     span_s = DRAWN_STAGE_TIMES * sum(times_s) / len(times_s) if draw_ms is None else draw_ms * 1e-3
     start_s = draw_from_ms * 1e-3
-    if not (0 <= start_s < float("inf") and 0 <= span_s < float("inf")):
-        raise ConfigError("--draw-ms and --draw-from-ms must not be negative.")
+    if not (0 <= start_s <= LATEST_DRAWN_S and (span_s == 0 or SHORTEST_DRAWN_S <= span_s <= LATEST_DRAWN_S)):
+        raise ConfigError(
+            f"--draw-from-ms must be at least 0, --draw-ms 0 or at least {SHORTEST_DRAWN_S * 1e3:g}, and both at most "
+            f"{LATEST_DRAWN_S * 1e3:g}."
+        )
     if png is not None:
         _check_png(span_s)
     result = _run(settings, start_s + span_s if span_s else -1.0)

@@ -18,6 +18,9 @@ from fullbore.scheduler.scheduler import SchedulerConfig
 PREFILL_TOKENS_PER_STAGE_TIME = 256
 GENERATIONS = 4
 MIN_REQUESTS = 32
+MOST_STAGES = 256
+MOST_CONCURRENCY = 100_000
+MOST_TOKENS = 20_000_000  # prompts and answers together: minutes of work and a few hundred MB
 
 
 def _doc(text: str) -> Meta:
@@ -70,6 +73,10 @@ class SimulationSettings(Struct, frozen=True, kw_only=True):
             _at_least(self, name, 1)
         for name in ("driver_ms", "hop_ms", "prefill_token_ms", "async_batch_depth"):
             _at_least(self, name, 0)
+        if self.stages > MOST_STAGES:
+            raise ConfigError(f"--stages must be at most {MOST_STAGES}, got {self.stages}.")
+        if self.concurrency > MOST_CONCURRENCY:
+            raise ConfigError(f"--concurrency must be at most {MOST_CONCURRENCY}, got {self.concurrency}.")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigError(f"--rate must be a positive number of requests per second, got {self.rate}.")
         self.stage_times_s()
@@ -105,6 +112,12 @@ class SimulationSettings(Struct, frozen=True, kw_only=True):
         number = self.requests or max(GENERATIONS * self.concurrency, MIN_REQUESTS)
         prompts = _whole_numbers("--input-tokens", self.input_tokens)
         outputs = _whole_numbers("--output-tokens", self.output_tokens)
+        num_tokens = int(number * (sum(prompts) / len(prompts) + sum(outputs) / len(outputs)))
+        if num_tokens > MOST_TOKENS:
+            raise ConfigError(
+                f"{number} requests have {num_tokens} tokens together, more than the {MOST_TOKENS} that can be "
+                "simulated; lower --requests, --concurrency, --input-tokens or --output-tokens."
+            )
         if self.rate is not None:
             return poisson(self.rate, number, prompts, outputs, self.seed)
         return closed_loop(self.concurrency, number, prompts, outputs)
