@@ -235,6 +235,8 @@ def _bound_by(deployment: Deployment, concurrency: int, figures: Figures, grain:
     if busiest >= NEARLY_FULL:
         is_memory_bound = running < ceil(concurrency / layout.replicas)
         return f"memory, {work}" if is_memory_bound else work
+    if layout.pp == 1:
+        return f"host, {work}"  # between steps, nothing else can keep a lone stage waiting
     if running < layout.pp:
         return f"few-requests, {work}"
     if figures.micro_batches_in_flight_mean < 0.75 * min(layout.pp, running):

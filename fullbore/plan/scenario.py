@@ -18,6 +18,7 @@ from fullbore.plan.splitting import additive_cost, best_partition
 
 MAX_TOKENS = 1 << 24
 MAX_CONCURRENCY = 65536
+LARGE_CARD_BYTES, SMALL_CARD_CHUNK_TOKENS = 60e9, 2048  # as SGLang and vLLM choose their defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class Deployment:
 
     @property
     def chunk_tokens(self) -> int:
-        return self.layout.chunk_tokens or self.scenario.engine.chunk_tokens
+        return chunk_tokens(self.scenario, self.layout)
 
     @property
     def depth(self) -> int:
@@ -98,6 +99,15 @@ class Deployment:
         """The same deployment if devices, links and hosts were like this."""
         scenario = replace(self.scenario, parameters=parameters)
         return replace(self, scenario=scenario, costs=_costs(scenario, self.layout, self.stages))
+
+
+def chunk_tokens(scenario: Scenario, layout: Layout) -> int:
+    """Most prompt tokens in a micro-batch: the layout's, or the engine's default, which is smaller on small cards."""
+    if layout.chunk_tokens is not None:
+        return layout.chunk_tokens
+    smallest = min(device.memory_bytes for device in scenario.hardware.devices)
+    default = scenario.engine.chunk_tokens
+    return default if smallest >= LARGE_CARD_BYTES else min(default, SMALL_CARD_CHUNK_TOKENS)
 
 
 def deploy(scenario: Scenario, layout: Layout, concurrency: int) -> Deployment:
@@ -181,7 +191,7 @@ def _memory(
         scenario.model,
         stages,
         scenario.engine,
-        chunk_tokens=layout.chunk_tokens or scenario.engine.chunk_tokens,
+        chunk_tokens=chunk_tokens(scenario, layout),
         micro_batches_in_flight=layout.pp + depth,
         max_sampled=max(ceil(per_replica / max(number, 1)), 1),
         typical_tokens=scenario.demand.length_tokens,
