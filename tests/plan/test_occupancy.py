@@ -28,7 +28,7 @@ def test_every_stage_is_busy(num_stages: int, concurrency: int) -> None:
 
 @pytest.mark.parametrize(("num_stages", "concurrency"), [(2, 1), (4, 1), (4, 3), (8, 5), (16, 7), (64, 20)])
 def test_fewer_requests_than_stages_keep_their_share_busy(num_stages: int, concurrency: int) -> None:
-    figures = run(pipeline([1.0] * num_stages), endless(concurrency, 201)).steady
+    figures = run(pipeline([1.0] * num_stages), endless(concurrency, 101)).steady
     assert figures.stage_busy == pytest.approx([concurrency / num_stages] * num_stages, rel=0.01)
     assert figures.micro_batches_in_flight_mean == pytest.approx(concurrency, rel=0.01)
 
