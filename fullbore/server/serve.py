@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -52,7 +51,6 @@ async def serve(
     Raises:
         EngineDeadError: the pipeline died; all waiting clients have been told.
     """
-    logging.getLogger("uvicorn.error").addFilter(_is_not_cancelled)
     server = _Server(_uvicorn_config(state))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stop = asyncio.create_task(stop_requested.wait())
@@ -113,11 +111,6 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
-
-
-def _is_not_cancelled(record: logging.LogRecord) -> bool:
-    """False for uvicorn's report of a request that a second Ctrl-C cut: as wanted, and no error."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Server(uvicorn.Server):

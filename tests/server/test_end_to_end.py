@@ -138,7 +138,7 @@ def test_a_stop_signal_lets_requests_finish_and_leaves_nothing(
 
 
 def test_a_second_ctrl_c_cuts_what_is_running(model_folder: Path, tmp_path: Path) -> None:
-    body = {"prompt": "z", "max_tokens": 500, "ignore_eos": True}
+    body = {"prompt": "z", "max_tokens": 500, "ignore_eos": True, "stream": True}
     arguments = (model_folder, "--max-running-requests", "1", "--shutdown-grace-s", "600")
     with ServeProcess(*arguments, temporary=tmp_path) as server, ThreadPoolExecutor(40) as threads:
         processes = server.processes()
