@@ -40,7 +40,7 @@ from fullbore.telemetry.spans import StageRecord
 
 if TYPE_CHECKING:  # torch is imported late, when heartbeats already beat
     from fullbore.engine.runner import Runner
-    from fullbore.engine.transport import Received, TorchTransport
+    from fullbore.engine.transport import Received, Transport
 
 HEARTBEAT_PERIOD_S = 0.5
 _PROGRESS_PERIOD_S = 0.1
@@ -99,7 +99,7 @@ class Stage:
         self.is_last = setup.stage == len(setup.partition) - 1
         self.step_since_ns = 0  # read by the heartbeat thread
         self.runner: Runner
-        self.transport: TorchTransport | None = None  # None: the only stage
+        self.transport: Transport | None = None  # None: the only stage
         self._steps: deque[Step] = deque()
         self._is_stopping = False
         self._last_progress_s = 0.0
@@ -140,7 +140,7 @@ class Stage:
         if self.transport is not None:
             self.transport.close()
 
-    def _connect(self) -> TorchTransport:
+    def _connect(self) -> Transport:
         import torch
 
         from fullbore.engine.transport import TorchTransport

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,12 +38,12 @@ class PeerLostError(EngineDeadError):
 class Received(Protocol):
     """Hidden states on their way in."""
 
-    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+    def wait(self) -> torch.Tensor:
         """Blocks until they are here. Returns [num_tokens, hidden_size], valid until `release`.
 
         Raises:
             WrongMessageError: another micro-batch, size or dtype arrived.
-            PeerLostError: the previous stage is gone, or nothing came within `timeout_s` (None: no limit).
+            PeerLostError: the previous stage is gone.
         """
         ...
 
@@ -54,7 +55,7 @@ class Received(Protocol):
 class Sent(Protocol):
     """Hidden states on their way out."""
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         """Blocks until the next stage has them. Raises PeerLostError."""
         ...
 
@@ -68,6 +69,10 @@ class Transport(Protocol):
 
     def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
         """Copies `hidden` ([num_tokens, hidden_size]) and starts sending it; `hidden` may be reused at once."""
+        ...
+
+    def close(self) -> None:
+        """Waits for what is still being sent. All stages close together."""
         ...
 
 
@@ -162,10 +167,11 @@ class _TorchReceived:
         # buffer is offered and the header decides. NCCL needs equal sizes on both sides.
         exact = transport.message_format.num_bytes(num_tokens)
         posted = self._buffer[:exact] if transport.is_nccl else self._buffer
-        self._work = _guarded(transport, lambda: dist.irecv(posted, src=transport.stage - 1))
+        self._peer = transport.stage - 1
+        self._work = _guarded(transport, self._peer, lambda: dist.irecv(posted, src=self._peer))
 
-    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
-        _wait(self._transport, self._work, timeout_s, f"stage {self._transport.stage - 1}")
+    def wait(self) -> torch.Tensor:
+        _guarded(self._transport, self._peer, self._work.wait)
         return self._transport.message_format.read(self._buffer, self._micro_batch_id, self._num_tokens)
 
     def release(self) -> None:
@@ -177,30 +183,21 @@ class _TorchSent:
         self._transport = transport
         self._buffer: torch.Tensor | None = transport.send_buffers.take(hidden.shape[0])
         message = transport.message_format.write(self._buffer, micro_batch_id, hidden)
-        self._work = _guarded(transport, lambda: dist.isend(message, dst=transport.stage + 1))
+        self._peer = transport.stage + 1
+        self._work = _guarded(transport, self._peer, lambda: dist.isend(message, dst=self._peer))
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         if self._buffer is not None:
-            _wait(self._transport, self._work, timeout_s, f"stage {self._transport.stage + 1}")
+            _guarded(self._transport, self._peer, self._work.wait)
             self._transport.send_buffers.give_back(self._buffer)
             self._buffer = None
 
 
-def _guarded(transport: TorchTransport, start: Any) -> Any:
+def _guarded(transport: TorchTransport, peer: int, action: Callable[[], Any]) -> Any:
     try:
-        return start()
+        return action()
     except RuntimeError as error:
-        raise PeerLostError(f"Stage {transport.stage} lost the connection to a neighbour: {error}") from error
-
-
-def _wait(transport: TorchTransport, work: Any, timeout_s: float | None, peer: str) -> None:
-    try:
-        if timeout_s is None:
-            work.wait()
-        else:
-            work.wait(timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        raise PeerLostError(f"Stage {transport.stage} lost the connection to {peer}: {error}") from error
+        raise PeerLostError(f"Stage {transport.stage} lost the connection to stage {peer}: {error}") from error
 
 
 class TorchTransport:
@@ -256,7 +253,6 @@ class TorchTransport:
         return sent
 
     def close(self) -> None:
-        """Waits for what is still being sent, then leaves the group. All stages close together."""
         while self._outstanding:
             self._outstanding.popleft().wait()
         if dist.is_initialized():
@@ -295,7 +291,7 @@ class _LoopbackReceived:
         self._num_tokens = num_tokens
         self._buffer: torch.Tensor | None = None
 
-    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+    def wait(self) -> torch.Tensor:
         if not self._transport.inbox:
             raise PeerLostError(f"Micro-batch {self._micro_batch_id} was not sent by the previous stage.")
         self._buffer = self._transport.inbox.popleft()
@@ -308,5 +304,5 @@ class _LoopbackReceived:
 
 
 class _LoopbackSent:
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         pass
