@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import msgspec
 import zmq
@@ -434,18 +435,8 @@ class Driver:
         self.supervisor.wait_for_exits()
 
     def stats(self) -> EngineStats:
-        state = self.scheduler.state()
         return EngineStats(
-            running=state.running,
-            waiting=state.waiting,
-            in_flight=state.in_flight,
-            used_blocks=state.used_blocks,
-            free_blocks=state.free_blocks,
-            preemptions=state.preemptions,
-            micro_batches=state.micro_batches,
-            generated_tokens=state.generated_tokens,
-            prompt_tokens=state.prompt_tokens,
-            cached_tokens=state.cached_tokens,
+            **asdict(self.scheduler.state()),
             max_in_flight=max(self.records.in_flight_at_launch, default=0),
             in_flight_at_launch=dict(self.records.in_flight_at_launch),
             requests_in_micro_batch=dict(self.records.requests_in_micro_batch),
