@@ -24,7 +24,6 @@ class RequestResult:
     """One request as its client saw it; times in seconds on `time.perf_counter`."""
 
     due_s: float  # when it was meant to be sent: latencies count from here, also when the client was late
-    sent_s: float = 0.0
     event_s: list[float] = field(default_factory=list)  # arrival of each piece of text
     end_s: float = 0.0
     prompt_tokens: int = 0
@@ -105,7 +104,7 @@ class Target:
 
     async def send(self, client: httpx.AsyncClient, prompt: Prompt, due_s: float) -> RequestResult:
         """Sends one request and reads its stream; never raises for what the server does, that is the result's error."""
-        result = RequestResult(due_s, sent_s=time.perf_counter())
+        result = RequestResult(due_s)
         path = "/v1/chat/completions" if self.is_chat else "/v1/completions"
         try:
             async with client.stream("POST", self.url + path, json=self.body(prompt), headers=self.headers) as response:

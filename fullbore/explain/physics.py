@@ -33,11 +33,6 @@ def fill_efficiency(micro_batches: float, num_stages: int) -> float:
     return micro_batches / (micro_batches + num_stages - 1)
 
 
-def lone_decode_s(bytes_per_token: float, bandwidth_bytes_s: float) -> float:
-    """Least time for one token of one request over any number of stages: all weights are read once, in turn."""
-    return bytes_per_token / bandwidth_bytes_s
-
-
 def all_reduce_bytes_per_token(layers: int, hidden: int, ranks: int, bytes_per_value: int = 2) -> float:
     """What each rank sends for one token under tensor parallelism: two ring all-reduces per layer."""
     return 2 * layers * hidden * bytes_per_value * 2 * (ranks - 1) / ranks

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fullbore.errors import ConfigError
 from fullbore.plan.devices import Device, find_device
@@ -48,12 +48,6 @@ class Hardware:
                         names.append((device.name, 1))
             texts.append(" + ".join(f"{number}x {name}" for name, number in names))
         return " / ".join(texts)
-
-    def subset(self, indices: Sequence[int]) -> Hardware:
-        """These devices, in this order."""
-        return replace(
-            self, devices=tuple(self.devices[i] for i in indices), hosts=tuple(self.hosts[i] for i in indices)
-        )
 
 
 def parse_hardware(text: str, known: Mapping[str, Device] | None = None) -> Hardware:

@@ -109,7 +109,7 @@ def test_no_server_and_no_usage_are_explained() -> None:
 
 
 def test_open_loop_latency_counts_from_when_a_request_was_due() -> None:
-    late = RequestResult(due_s=1.0, sent_s=1.4, event_s=[1.5, 1.6], end_s=1.6, prompt_tokens=3, output_tokens=2)
+    late = RequestResult(due_s=1.0, event_s=[1.5, 1.6], end_s=1.6, prompt_tokens=3, output_tokens=2)
     level = measure([late], concurrency=None, request_rate=2.0)
     assert level.ttft_ms_mean == pytest.approx(500)
     assert level.e2e_ms_mean == pytest.approx(600)
@@ -117,9 +117,9 @@ def test_open_loop_latency_counts_from_when_a_request_was_due() -> None:
 
 def test_figures_of_given_results() -> None:
     results = [
-        RequestResult(0.0, 0.0, [0.1, 0.2, 0.4], 0.4, prompt_tokens=10, output_tokens=7),
-        RequestResult(0.0, 0.0, [0.3, 0.5], 0.5, prompt_tokens=20, output_tokens=3),
-        RequestResult(0.0, 0.0, [], 1.0, error="no"),
+        RequestResult(0.0, [0.1, 0.2, 0.4], 0.4, prompt_tokens=10, output_tokens=7),
+        RequestResult(0.0, [0.3, 0.5], 0.5, prompt_tokens=20, output_tokens=3),
+        RequestResult(0.0, [], 1.0, error="no"),
     ]
     level = measure(results, concurrency=2, request_rate=None)
     assert (level.requests, level.errors, level.duration_s) == (3, 1, 1.0)
@@ -223,7 +223,7 @@ def test_bad_options_are_refused(arguments: list[str]) -> None:
 
 def test_page_is_self_contained() -> None:
     pytest.importorskip("plotly")
-    results = [RequestResult(0.0, 0.0, [0.1, 0.2], 0.2, prompt_tokens=10, output_tokens=2)]
+    results = [RequestResult(0.0, [0.1, 0.2], 0.2, prompt_tokens=10, output_tokens=2)]
     level = measure(results, concurrency=2, request_rate=None)
     level.stages = stage_use({"stages": [{"stage": 0, "seconds": {"compute": 1.0, "packed": 1.0}}]})
     page = html_report([level], "a title")

@@ -15,8 +15,9 @@ from fullbore.explain.stage_layers import stage_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
 
 _FULL = 0.9
+_HALF = 0.5  # below this nothing is thrown out for want of room
+_LEAST_DEFAULT_LIMIT = 128  # of vLLM, on requests that run at once
 _UNEVEN_CAPACITY = 1.25
-_GIB = 1 << 30
 
 
 def kv_limited(s: Situation) -> Finding | None:
@@ -133,16 +134,22 @@ def _full(s: Situation) -> Finding | None:
     usage = _usage(s)
     evictions = _evictions(s)
     waits = s.load.waiting is not None and s.load.waiting.number > 0
-    is_full = usage is not None and usage.number >= _FULL
-    if s.progress.is_frozen or not ((is_full and (waits or evictions)) or (evictions and usage is None)):
+    next_fits = _next_request_fits(s, usage)
+    is_full = usage is not None and (usage.number >= _FULL or next_fits is False)
+    has_room = usage is not None and usage.number < _HALF
+    if s.progress.is_frozen or not ((is_full and (waits or evictions)) or (evictions and not has_room)):
         return None
     facts = [fact for fact in (usage, s.load.waiting, s.load.in_flight, s.load.at_most) if fact is not None] + evictions
     uneven = _uneven_capacity(s)
     fits = f" ({s.load.known} are)" if s.load.known is not None else ""
+    if next_fits is False and usage is not None and s.load.known:
+        text = f"one more request as large as the {s.load.known} that run would need {usage.number / s.load.known:.0%}"
+        facts.append(Fact(f"{text} of the cache; {1 - usage.number:.0%} are free", usage.number, usage.source))
     finding = Finding(
         "kv-limited",
         0.9 if is_full and evictions else 0.75,
-        f"The KV cache is full: it, not the scheduler, decides how many requests run{fits}; others wait"
+        f"The KV cache {'is full' if next_fits is not False else 'has no room for another request'}: it, not the "
+        f"scheduler, decides how many requests run{fits}; others wait"
         + (" or are thrown out and computed again." if evictions else "."),
         evidence=facts + ([uneven] if uneven else []),
         fix=more_kv(s) + ([balance_kv(s)] if uneven or (s.P or 1) > 1 else []),
@@ -153,6 +160,17 @@ def _full(s: Situation) -> Finding | None:
     if uneven is None and (s.P or 1) > 1:
         finding.unexplained = "whether one stage has less room than the others (free memory per stage at start-up)"
     return finding
+
+
+def _next_request_fits(s: Situation, usage: Fact | None) -> bool | None:
+    """Would one more request, as large as those that run, fit into what is free?"""
+    running, limit = s.load.known, s.load.at_most
+    if usage is None or not running:
+        return None
+    admitted = limit.number if limit is not None else _LEAST_DEFAULT_LIMIT if s.engine == "vllm" else 0
+    if running >= admitted:
+        return None  # or it waits for that limit
+    return usage.number * (1 + 1 / running) < 1.0
 
 
 def _usage(s: Situation) -> Fact | None:
