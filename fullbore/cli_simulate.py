@@ -82,7 +82,7 @@ def _check_png(span_s: float) -> None:
     if span_s == 0:
         raise ConfigError("--png needs something to draw; leave out --draw-ms 0.")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--png needs matplotlib; install it with: pip install 'fullbore[plot]'")
+        raise ConfigError("--png needs matplotlib; install it with: pip install matplotlib")
 
 
 def _write_png(path: Path, result: SimulationResult, start_s: float, end_s: float) -> None:

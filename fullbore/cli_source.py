@@ -10,7 +10,10 @@ import typer
 
 
 def source(
-    flag: Annotated[str, typer.Argument(help="Option, field or environment variable, e.g. --pp-async-batch-depth.")],
+    flag: Annotated[
+        str,
+        typer.Argument(metavar="FLAG", help="Option, field or environment variable, e.g. --pp-async-batch-depth."),
+    ],
     package: Annotated[
         str,
         typer.Option(

@@ -81,7 +81,7 @@ def html_report(levels: Sequence[Level], title: str) -> str:
         import plotly.graph_objects as graph
         from plotly.subplots import make_subplots
     except ImportError as error:
-        raise ConfigError("--html needs plotly; install it with: pip install 'fullbore[plot]'") from error
+        raise ConfigError("--html needs plotly; install it with: pip install plotly") from error
     is_open_loop = any(level.request_rate is not None for level in levels)
     loads = [level.request_rate if is_open_loop else level.concurrency for level in levels]
     names = [f"{load:g}" for load in loads if load is not None]

@@ -186,8 +186,8 @@ def find_device(name: str, known: Mapping[str, Device] | None = None) -> Device:
     if plain in by_plain:
         return by_plain[plain]
     close = get_close_matches(plain, by_plain, 1, 0.6)
-    hint = f"did you mean {by_plain[close[0]].name}? " if close else ""
+    hint = f" Did you mean {by_plain[close[0]].name}?" if close else ""
     raise ConfigError(
-        f"Unknown card {name!r}; {hint}Known are {', '.join(known)}; describe any other in a TOML file "
+        f"Unknown card {name!r}.{hint} Known are {', '.join(known)}; describe any other in a TOML file "
         "(see docs/planning.md)."
     )

@@ -165,7 +165,7 @@ def find_model(name: str, weights: str | None = None) -> DecoderModel | None:
 def unknown_model(name: str) -> ModelError:
     """The error for a name that is neither built in nor a folder."""
     close = get_close_matches(name.lower().rsplit("/", 1)[-1], MODELS, 1, 0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = f" Did you mean {close[0]}?" if close else ""
     return ModelError(
-        f"{name} is neither a folder with a config.json nor a known model; {hint}Known are {', '.join(MODELS)}."
+        f"{name} is neither a folder with a config.json nor a known model.{hint} Known are {', '.join(MODELS)}."
     )

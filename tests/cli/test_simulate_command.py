@@ -108,7 +108,7 @@ def test_without_matplotlib_a_picture_is_refused_before_anything_runs(monkeypatc
     monkeypatch.setattr(cli_simulate, "_run", lambda *_: pytest.fail("ran"))
     error = invoke("--png", "a.png").exception
     assert isinstance(error, ConfigError)
-    assert "pip install 'fullbore[plot]'" in str(error)
+    assert "pip install matplotlib" in str(error)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is optional")

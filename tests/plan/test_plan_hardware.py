@@ -55,7 +55,7 @@ def test_lists(text: str, described: str) -> None:
     ("text", "message"),
     [
         ("0x h100", "asks for 0 devices"),
-        ("8x h10000", "Unknown card 'h10000'; did you mean h100"),
+        ("8x h10000", "Unknown card 'h10000'. Did you mean h100"),
         ("", "not a list of devices"),
         ("8x h100 +", "not a list of devices"),
         ("99999999x h100", "asks for 99999999 devices"),

@@ -65,7 +65,7 @@ def test_names_are_found_however_they_are_written(name: str) -> None:
 
 def test_unknown_names_get_a_hint() -> None:
     assert find_model("kimi-k3") is None
-    assert "did you mean qwen3-32b?" in str(unknown_model("qwen3-33b"))
+    assert "Did you mean qwen3-32b?" in str(unknown_model("qwen3-33b"))
 
 
 def test_first_layers_are_dense_and_the_others_have_shared_experts() -> None:
