@@ -33,12 +33,14 @@ def test_values_that_were_measured_hold() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ratios_and_orders_of_nvidias_tables_hold() -> None:
     verdicts = modelled(tensorrt_statements())
     assert share(verdicts) >= 0.9, failures(verdicts)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_absolute_throughputs_of_nvidias_tables_are_within_their_tolerance() -> None:
     verdicts = modelled(statements(ROWS, ("value",), ("anchor",)), "^trt")
     assert share(verdicts) >= 0.9, failures(verdicts)
