@@ -127,6 +127,16 @@ class AsyncEngineClient:
 
     async def _read(self) -> None:
         """Hands out what the driver sends until the engine ends, well or not."""
+        try:
+            await self._read_until_end()
+        except Exception as error:  # whatever it is, nobody may wait for tokens that nobody reads
+            self._client.dead = EngineDead(f"The engine's client failed: {type(error).__name__}: {error}", None, "")
+        if self.dead is not None:
+            self.death.set_result(self.dead)
+            self._fail_all(EngineDeadError(self.dead.message))
+            self._client.close()
+
+    async def _read_until_end(self) -> None:
         socket = zmq.asyncio.Socket(shadow=self._client.from_driver)
         while not self._client.has_ended:
             await socket.poll(int(CHECK_PERIOD_S * 1e3))
@@ -135,10 +145,6 @@ class AsyncEngineClient:
                 self._hand_out(message)
             if not messages:
                 self._client.check_driver()
-        if self.dead is not None:
-            self.death.set_result(self.dead)
-            self._fail_all(EngineDeadError(self.dead.message))
-            self._client.close()
 
     def _hand_out(self, message: FromDriver) -> None:
         if isinstance(message, Outputs):

@@ -110,7 +110,7 @@ class Scheduler:
         self._num_decoding = 0  # past their last chunk: ready or in flight
         self._content: dict[int, tuple[int, int]] = {}  # request -> (registered blocks, content id of the last)
         self._deadlines: list[tuple[float, int]] = []  # heap; entries of requests that ended are skipped
-        self._refused_with: tuple[int, int] | None = None  # (request, free blocks) when memory last refused admission
+        self._refused_with: tuple[int, int, int] | None = None  # what memory last refused admission for, see _admit
         self._in_flight: dict[int, InFlight] = {}
         self._num_sampling_in_flight = 0
         self._stage_end_ns = [0] * config.pp_size  # of each stage's latest record
@@ -507,9 +507,10 @@ class Scheduler:
         if not self._waiting or len(self._running) >= self.config.max_running_requests:
             return None
         request = self._waiting[0]
-        if self._refused_with == (request.request_id, self.pool.num_free):
+        asked = (request.request_id, self.pool.num_free, self._num_decoding)
+        if self._refused_with == asked:
             self._blocked_on = "memory"
-            return None  # nothing was freed since; looking up a long prefix again would only take time
+            return None  # as short as before; looking up a long prefix again and again would only take time
         # The last token is always computed: its logits are what the first sample needs.
         most = request.num_tokens - 1 if request.may_share_blocks else 0
         blocks, content = self.pool.match_prefix(request.tokens(0, request.num_tokens), most)
@@ -517,7 +518,7 @@ class Scheduler:
         # Decoding requests will want a block each before long; admitting into their room only buys preemption.
         if self._running and missing + self._num_decoding > self.pool.num_free:
             self.pool.release(blocks)
-            self._refused_with = (request.request_id, self.pool.num_free)
+            self._refused_with = asked
             self._blocked_on = "memory"
             self._is_memory_short = True
             return None
