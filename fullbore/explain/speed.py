@@ -17,6 +17,7 @@ from fullbore.explain.settings import Settings
 
 _EXPERT_SHARE = 0.5  # of the bytes that one token reads in a mixture of experts, where nothing better is known
 _FASTER = 1.3
+_VERSION = re.compile(r"version|release|commit|build|driver|image", re.I)
 _ANYTHING_GB = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?GB\b")
 
 
@@ -28,7 +29,8 @@ class Speed:
     step_ms: Fact | None = None
     tok_s: Fact | None = None
     ttft_ms: Fact | None = None
-    was_faster: Fact | None = None  # tokens/s that a user noted of an earlier time, well above the present
+    was_faster: Fact | None = None  # tokens/s of an earlier time or version, well above the present
+    slowdown: float | None = None  # that over the present
     bytes_per_token: Fact | None = None  # read from memory for one token of one request, over all stages
     bandwidth_bytes_s: Fact | None = None  # of one GPU
     model: ModelSize = field(default_factory=ModelSize)
@@ -76,7 +78,7 @@ def read_speed(
         speed.lone_ms = _lone_ms(evidence, load, progress, num_stages)
         speed.step_ms = _step_ms(evidence, load)
     speed.tok_s = _tok_s(evidence, load, progress)
-    speed.was_faster = _was_faster(evidence, speed.tok_s)
+    speed.was_faster, speed.slowdown = _was_faster(evidence, speed.tok_s) or _other_version(evidence) or (None, None)
     speed.ttft_ms = _ttft_ms(evidence, load)
     speed.bytes_per_token = _bytes_per_token(evidence, model)
     speed.bandwidth_bytes_s = _bandwidth(evidence, card)
@@ -136,7 +138,7 @@ def _tok_s(evidence: Evidence, load: Load, progress: Progress) -> Fact | None:
     return logged_tok_s(evidence) or progress.tok_s
 
 
-def _was_faster(evidence: Evidence, now: Fact | None) -> Fact | None:
+def _was_faster(evidence: Evidence, now: Fact | None) -> tuple[Fact, float] | None:
     for path, note in evidence.notes.items():
         numbers = numbers_in(note.value)[:2]
         is_earlier = re.search(
@@ -145,7 +147,25 @@ def _was_faster(evidence: Evidence, now: Fact | None) -> Fact | None:
         if now is not None and numbers and is_earlier and re.search(r"tok_?s|tps|tokens_per_s", path):
             mean = sum(numbers) / len(numbers)
             if mean > _FASTER * now.number:
-                return Fact(f"{path}: {note.value}, now {show(now.value)} tokens/s", mean, note.source)
+                fact = Fact(f"{path}: {note.value}, now {show(now.value)} tokens/s", mean, note.source)
+                return fact, mean / now.number
+    return None
+
+
+def _other_version(evidence: Evidence) -> tuple[Fact, float] | None:
+    """Two measurements that differ in the version alone."""
+    for fast in evidence.bench:
+        for slow in evidence.bench:
+            names = {name for name in (*fast.varied, *slow.varied) if fast.varied.get(name) != slow.varied.get(name)}
+            if len(names) != 1 or not _VERSION.search(name := names.pop()) or fast.concurrency != slow.concurrency:
+                continue
+            rates = fast.decode_tok_s, slow.decode_tok_s
+            if rates[0] and rates[1] and rates[0] > _FASTER * rates[1]:
+                text = (
+                    f"{show(rates[0])} tokens/s with {name} {fast.varied.get(name)}, {show(rates[1])} with "
+                    f"{slow.varied.get(name)}"
+                )
+                return Fact(text, rates[0], fast.source), rates[0] / rates[1]
     return None
 
 

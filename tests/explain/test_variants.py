@@ -702,6 +702,105 @@ VARIANTS = [
         ("imbalance",),
         ("stage 0", "GPU 2"),
     ),
+    # ------------------------------------------------------------------------------------- after public reports
+    Variant(
+        "one card, rows, layers: layers are as fast as one card",
+        lambda m: (
+            m.launch("llama-bench -m mistral-7b.Q5_K_M.gguf -ngl 99 -sm none,row,layer")
+            .bench(
+                {"concurrency": 1, "output_tok_s": 41.0, "split_mode": "none"},
+                {"concurrency": 1, "output_tok_s": 28.0, "split_mode": "row"},
+                {"concurrency": 1, "output_tok_s": 40.0, "split_mode": "layer"},
+            )
+            .notes(gpus=2, gpu="Quadro P6000")
+        ),
+        ("pp-latency-expected",),
+        ("2 stages",),
+        ("few-requests", "launch-bound"),
+    ),
+    Variant(
+        "one request became thirty times slower with a release",
+        lambda m: (
+            m.launch("vllm serve /models/Llama-3.1-8B-Instruct --pipeline-parallel-size 2 --enforce-eager")
+            .bench(
+                {"concurrency": 1, "output_tok_s": 1.7, "version": "0.5.4"},
+                {"concurrency": 1, "output_tok_s": 50.0, "version": "0.5.3"},
+            )
+            .smi(A100, [3, 4], power=60.0)
+            .notes(num_hidden_layers=32)
+        ),
+        ("not-idle-time",),
+        ("29.4",),
+        ("launch-bound", "few-requests", "pp-latency-expected"),
+    ),
+    Variant(
+        "one request runs and fills most of the cache, others wait",
+        lambda m: m.launch("vllm serve /m -pp 2 --max-model-len 131072").vllm_stats(1, 14, tok_s=5.4, kv=76.5),
+        ("kv-limited",),
+        ("no room",),
+        ("few-requests", "spin-deadlock"),
+    ),
+    Variant(
+        "prompts are being read, the cache fills slowly: not short of it",
+        lambda m: m.launch("vllm serve /m -pp 2").vllm_stats(34, 66, tok_s=80.0, prompt_tok_s=24_000.0, kv=65.0),
+        ("insufficient-evidence",),
+        absent=("kv-limited", "few-requests"),
+    ),
+    Variant(
+        "preemptions between two dumps, the log sees the cache below full",
+        lambda m: (
+            m.launch("vllm serve /m -pp 4")
+            .vllm_stats(259, 535, kv=82.0)
+            .write("metrics-1.prom", "vllm:num_preemptions_total 100.0\nvllm:num_requests_running 259.0\n")
+            .write("metrics-2.prom", "vllm:num_preemptions_total 420.0\nvllm:num_requests_running 259.0\n")
+        ),
+        ("kv-limited",),
+    ),
+    Variant(
+        "out of memory after an hour, one stage much fuller",
+        lambda m: (
+            m.launch("vllm serve /m -pp 3")
+            .vllm_stats(30, extra="ERROR 02-07 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 112 MiB\n")
+            .smi(A100, [50, 51, 49], memory=[63_000, 63_000, 79_900], power=200.0)
+            .notes(num_hidden_layers=61)
+        ),
+        ("imbalance",),
+        ("VLLM_PP_LAYER_PARTITION=",),
+        ("few-requests",),
+    ),
+    Variant(
+        "rows over a network of 100 Mbit/s",
+        lambda m: (
+            m.launch("llama-cli --split-mode row -m 70b.gguf -ngl 99 --rpc 10.0.0.2:50052")
+            .bench({"concurrency": 1, "output_tok_s": 1.2})
+            .notes(network="100 Mbit/s Ethernet", gpus=4, num_hidden_layers=61, hidden_size=7168)
+        ),
+        ("slow-link",),
+        absent=("not-idle-time", "few-requests"),
+    ),
+    Variant(
+        "two machines three times slower than one",
+        lambda m: (
+            m.write("start.txt", "exo\n")
+            .bench(
+                {"concurrency": 1, "output_tok_s": 3.1, "machines": 2},
+                {"concurrency": 1, "output_tok_s": 9.0, "machines": 1},
+            )
+            .notes(network="Wi-Fi 300 Mbit/s", hidden_size=8192)
+        ),
+        ("not-idle-time", "slow-link"),
+    ),
+    Variant(
+        "power capped far below the board's rating",
+        lambda m: (
+            m.launch(SGLANG_PP4)
+            .sglang_decode(4, 8)
+            .notes(clients=32)
+            .smi("NVIDIA GB300", [97, 96, 97, 98], power=498.0, limit=500.0, clock=870.0)
+        ),
+        ("clock-throttle",),
+        absent=("at-roofline",),
+    ),
     # --------------------------------------------------------------------------------------- insufficient-evidence
     Variant(
         "a command line alone",

@@ -83,6 +83,9 @@ def read_evidence(paths: list[Path], on_file: Callable[[str], None] | None = Non
     has_many_machines = len({gpu.machine for gpu in evidence.gpus}) > 1
     for gpu in evidence.gpus:
         gpu.has_many_machines = has_many_machines
+    noted = evidence.notes.get("gpus")
+    count = noted.value if noted is not None and isinstance(noted.value, int) else len(evidence.gpus)
+    bench.resolve_splits(evidence.bench, count)
     return evidence
 
 

@@ -75,6 +75,7 @@ _RESULT = re.compile(
     r"ttft|itl|tpot|latency|e2e|throughput|tok(?:ens)?_(?:per_)?s|tps|duration|completed|total_|_p\d\d|errors?$|date|error"
     r"|accept|power|util|busy|sustained|makespan|goodput|num_prompts|backend|_ms$|_s$"
 )
+_GPU_COUNTS = ("gpus", "n_gpu", "num_gpus", "gpu_count", "machines", "nodes", "hosts")
 _TP = re.compile(r"\btp[\s_=-]*(\d+)|tensor[\w ]*?[\s=]+(\d+)", re.I)
 _PP = re.compile(r"\bpp[\s_=-]*(\d+)|pipeline[\w ]*?[\s=]+(\d+)", re.I)
 
@@ -97,6 +98,7 @@ class BenchRow:
     pp: int | None = None
     tp: int | None = None
     gpus: int | None = None
+    split: str | None = None  # llama.cpp's way to use several GPUs: none, layer, row
 
     @property
     def step_ms(self) -> float | None:
@@ -187,8 +189,22 @@ def _read_layout(row: BenchRow) -> None:
                 row.tp = int(match[1] or match[2])
             if row.pp is None and (match := _PP.search(value)) is not None:
                 row.pp = int(match[1] or match[2])
-    gpus = _number(row.varied.get("gpus", row.varied.get("n_gpu", row.varied.get("num_gpus"))))
+    gpus = next((n for name in _GPU_COUNTS if (n := _number(row.varied.get(name)))), None)
+    split = row.varied.get("split_mode", row.varied.get("sm"))
+    row.split = split.lower() if isinstance(split, str) else None
     row.gpus = int(gpus) if gpus else ((row.tp or 1) * (row.pp or 1) if row.tp or row.pp else None)
+
+
+def resolve_splits(rows: list[BenchRow], gpus: int) -> None:
+    """Stages and tensor ranks of rows that name a way to split only, on this many GPUs."""
+    for row in rows:
+        if row.split is None or row.tp is not None or row.pp is not None:
+            continue
+        if row.split == "none":
+            row.gpus, row.pp, row.tp = 1, 1, 1
+        elif gpus > 1:
+            row.gpus = row.gpus or gpus
+            row.pp, row.tp = (row.gpus, 1) if row.split == "layer" else (1, row.gpus)
 
 
 def _row_lines(text: str, count: int) -> list[int | None]:

@@ -30,11 +30,22 @@ def few_requests(s: Situation) -> Finding | None:
         "tokens/s in proportion, each request as fast as now",
         precedent="ollama#11917, vllm#9645",
     )
+    if _is_held_back(s):
+        finding.strength, waiting = 0.45, s.load.waiting
+        finding.against.append(Fact(f"{waiting}: it is not for lack of requests that no more run"))
+        return finding
     if s.load.in_flight is None:
         finding.summary += (
             " (That many are the most that the settings admit; how many there were is not in the evidence.)"
         )
     return _weigh_busy(s, finding, most)
+
+
+def _is_held_back(s: Situation) -> bool:
+    """Requests wait although the limit on those that run is not reached."""
+    waits = s.load.waiting is not None and s.load.waiting.number > 0
+    limit, running = s.load.at_most, s.load.known
+    return waits and running is not None and s.engine != "sglang" and (limit is None or running < limit.number)
 
 
 def _weigh_busy(s: Situation, finding: Finding, most: int) -> Finding | None:

@@ -20,12 +20,14 @@ from fullbore.explain.verdicts.finding import Finding, Gain
 _GATES = 0.85  # a stage busier than this has nothing left
 _UNEVEN = 1.2  # busiest over mean of all
 _POWER_UNEVEN = 1.25
+_UNEVEN_MEMORY = 1.15  # in use on the fullest stage over the mean of the others
+_NO_MEMORY_LEFT = 0.95
 _UNEVEN_SIZE = 1.25  # largest over mean of layers or weights
 _SAME_COST = 1.08  # layers whose costs differ by less are taken as equal
 
 
 def imbalance(s: Situation) -> Finding | None:
-    return _while_serving(s) or _at_start(s)
+    return _while_serving(s) or _at_start(s) or _out_of_memory(s)
 
 
 def _while_serving(s: Situation) -> Finding | None:
@@ -151,6 +153,47 @@ def _at_start(s: Situation) -> Finding | None:
         precedent="sglang#9798",
         is_at_start=True,
     )
+
+
+def _out_of_memory(s: Situation) -> Finding | None:
+    """Out of memory after it has served, on cards of which one stage's are much fuller than the others'."""
+    mark = s.evidence.logs.marks.get("out-of-memory")
+    used = [sum(gpu.memory_used_mib or 0.0 for gpu in stage) / len(stage) for stage in s.stages]
+    if mark is None or len(used) < 2 or min(used) <= 0 or _cards_differ(s):
+        return None
+    full = used.index(max(used))
+    others = (sum(used) - used[full]) / (len(used) - 1)
+    total = s.stages[full][0].memory_total_mib
+    if used[full] < _UNEVEN_MEMORY * others or (total and used[full] < _NO_MEMORY_LEFT * total):
+        return None
+    text = f"GPUs of stage {full} have {show(used[full] / 1024)} GiB in use, the others {show(others / 1024)} GiB"
+    layers = total_layers(s)
+    return Finding(
+        "imbalance",
+        0.8,
+        f"One stage runs out of memory while the others have room: stage {full} "
+        f"(PP{full}{', the last stage' if full == len(used) - 1 else ''}) holds more of the model, or of its caches.",
+        evidence=[mark.fact(), Fact(text, used[full], s.stages[full][0].where), *([layers] if layers else [])],
+        fix=[
+            *partition(s, _one_layer_less(s, full)),
+            "or a lower --gpu-memory-utilization / --mem-fraction-static, which leaves the fullest stage a reserve",
+        ],
+        gain=Gain("it keeps running; room for more requests at once"),
+        verify="memory in use per GPU under load: even, within a layer's worth",
+        precedent="vllm#12895, vllm#14763",
+        unexplained="what fills that stage: layers, the head, or buffers that grow with the load",
+    )
+
+
+def _one_layer_less(s: Situation, full: int) -> list[int]:
+    """The present split with a layer moved from the full stage to the one with the fewest."""
+    layers = stage_layers(s)
+    if layers is None or layers.value[full] < 2:
+        return []
+    after = [int(n) for n in layers.value]
+    least = min((n for n in range(len(after)) if n != full), key=lambda n: after[n])
+    after[full], after[least] = after[full] - 1, after[least] + 1
+    return after
 
 
 def _older_default(s: Situation, line: str) -> Fact | None:

@@ -58,6 +58,8 @@ _DOES_NOT_RUN, _RUNS_SLOWLY, _USUAL = 0, 1, 2
 _TIERS = {"stage-divergence": _DOES_NOT_RUN, "spin-deadlock": _DOES_NOT_RUN}
 _TIERS |= {"clock-throttle": _RUNS_SLOWLY, "not-idle-time": _RUNS_SLOWLY}
 
+_ESTABLISHED = 0.65
+
 # Causes that do not come and go with the same settings and load: they do not explain that it was faster before.
 _STATIC = {
     "few-requests",
@@ -141,6 +143,8 @@ def _findings(s: Situation) -> Iterator[Finding]:
 
 
 def _tier(finding: Finding) -> int:
+    if finding.id == "not-idle-time" and finding.strength < _ESTABLISHED:
+        return _USUAL  # what it is, another rule may know
     return _DOES_NOT_RUN if _does_not_start(finding) else _TIERS.get(finding.id, _USUAL)
 
 

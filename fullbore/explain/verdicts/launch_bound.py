@@ -9,6 +9,7 @@ from __future__ import annotations
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import use_graphs
 from fullbore.explain.situation import Situation
+from fullbore.explain.stage_layers import total_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
 
 _SLOWER_THAN_MEMORY = 1.6  # measured step over its memory roofline; graphs reach 1.2 to 1.5
@@ -16,6 +17,7 @@ _SPARSE = 0.6  # of a stretch of work that kernels fill
 _MANY_LAUNCHES = 40  # in one stretch
 _GRAPHED_SHARE = 0.7  # of the roofline, with graphs
 _MOSTLY_EAGER = 0.5
+_MOST_LAUNCH_MS_PER_LAYER = 3.0  # fused kernels take 0.2 to 0.5 ms, Python loops over experts up to this
 
 
 def launch_bound(s: Situation) -> Finding | None:
@@ -28,12 +30,16 @@ def launch_bound(s: Situation) -> Finding | None:
     strength = _strength(s, eager, sparse, slow)
     if strength is None:
         return None
+    beyond = _beyond_launches(s)
+    if beyond is not None and sparse is None:
+        strength = 0.45
     finding = Finding(
         "launch-bound",
         strength,
         "Decode steps run kernel by kernel, without CUDA graphs: the host's launches, not the GPU's work, set the "
         "pace of each step.",
         evidence=[fact for fact in (eager, sparse, slow, s.speed.bandwidth_bytes_s, _power(s)) if fact is not None],
+        against=[beyond] if beyond is not None else [],
         fix=use_graphs(s),
         gain=_gain(s),
         verify="the time between tokens of one request should fall; decode steps counted as eager should be none",
@@ -116,6 +122,18 @@ def _slower_than_memory(s: Situation) -> Fact | None:
         f"is {show(ratio)} × that"
     )
     return Fact(text, ratio, measured.source)
+
+
+def _beyond_launches(s: Situation) -> Fact | None:
+    """A lone request's step that is longer than its memory traffic and any number of launches."""
+    lone, layers = s.speed.lone_ms, total_layers(s)
+    if lone is None or layers is None:
+        return None
+    launches_ms = _MOST_LAUNCH_MS_PER_LAYER * layers.number
+    if lone.number <= launches_ms + (s.speed.lone_floor_ms or 0.0):
+        return None
+    text = f"{lone.text}: launches of {layers.text} take {show(launches_ms)} ms at the very most"
+    return Fact(text, lone.number, lone.source)
 
 
 def _strength(s: Situation, eager: Fact | None, sparse: Fact | None, slow: Fact | None) -> float | None:

@@ -30,15 +30,16 @@ _TIME = re.compile(r"ms_per_token|tpot_ms|itl_ms", re.I)
 def not_idle_time(s: Situation) -> Finding | None:
     if s.progress.is_frozen or s.is_cpu:
         return None
-    return _on_cpu(s) or _against_one_gpu(s) or _against_memory(s)
+    return _on_cpu(s) or _against_one_gpu(s) or _against_before(s) or _against_memory(s)
 
 
 def _against_one_gpu(s: Situation) -> Finding | None:
-    stages = s.P if s.P is not None and s.P > 1 else gpu_count(s)
     compared = _comparison(s)
-    if stages is None or stages < 2 or compared is None:
+    if compared is None:
         return None
-    slowdown, facts, is_lone = compared
+    slowdown, stages, facts, is_lone = compared
+    if stages < 2:
+        return None
     lone_limit = _LONE_SLOWDOWN * _card_ratio(s)
     if slowdown <= stages * _BEYOND and not (is_lone and slowdown > lone_limit):
         return None
@@ -79,26 +80,53 @@ def _against_one_gpu(s: Situation) -> Finding | None:
     return finding
 
 
-def _comparison(s: Situation) -> tuple[float, list[Fact], bool] | None:
-    """(slowdown, facts, is it one request) of this deployment against one GPU at the same concurrency."""
+def _comparison(s: Situation) -> tuple[float, int, list[Fact], bool] | None:
+    """(slowdown, stages, facts, is it one request) against one GPU at the same concurrency."""
     rows = [row for row in s.evidence.bench if row.decode_tok_s and row.gpus]
     # Of several cards that were measured alone the slowest counts: a pipeline over both cannot be faster than a mean.
     singles = sorted((row for row in rows if row.gpus == 1), key=lambda row: row.decode_tok_s or 0)
     several = [row for row in rows if (row.gpus or 1) > 1 and (row.tp or 1) == 1]
+    several.sort(key=lambda row: (row.decode_tok_s or 0) * (row.gpus or 1))
     for single in singles:
         for row in several:
             if row.concurrency == single.concurrency:
                 slowdown = (single.decode_tok_s or 0) / (row.decode_tok_s or 1)
+                what = "machines" if {"machines", "nodes", "hosts"} & set(row.varied) else "GPUs"
                 facts = [
-                    Fact(f"{show(single.decode_tok_s)} tokens/s on one GPU", single.decode_tok_s, single.source),
-                    Fact(f"{show(row.decode_tok_s)} tokens/s on {row.gpus} GPUs", row.decode_tok_s, row.source),
+                    Fact(f"{show(single.decode_tok_s)} tokens/s on one", single.decode_tok_s, single.source),
+                    Fact(f"{show(row.decode_tok_s)} tokens/s on {row.gpus} {what}", row.decode_tok_s, row.source),
                 ]
-                return slowdown, facts, single.concurrency == 1
+                return slowdown, max(row.gpus or 1, s.P or 1), facts, single.concurrency == 1
     reference = _noted_single(s)
-    if reference is not None and s.speed.lone_ms is not None:
+    stages = s.P if s.P is not None and s.P > 1 else gpu_count(s)
+    if reference is not None and s.speed.lone_ms is not None and stages is not None:
         slowdown = reference.number * s.speed.lone_ms.number / 1000
-        return slowdown, [reference, s.speed.lone_ms], True
+        return slowdown, stages, [reference, s.speed.lone_ms], True
     return None
+
+
+def _against_before(s: Situation) -> Finding | None:
+    """Slower than it was, on the same GPUs, by more than idle stages can cost."""
+    before, slowdown = s.speed.was_faster, s.speed.slowdown
+    if s.P is None or s.P < 2 or before is None or slowdown is None or slowdown <= s.P * _BEYOND:
+        return None
+    return Finding(
+        "not-idle-time",
+        0.6,
+        f"It was {show(slowdown)} × as fast before. Idle stages can cost {s.P} stages at most a factor of {s.P}: "
+        "something else takes the time.",
+        evidence=[before, *([s.speed.lone_ms] if s.speed.lone_ms else []), *(s.busy.facts if s.busy else [])],
+        fix=["go back to the version or setup that was fast, and change one thing at a time", *_fix(s)],
+        gain=Gain(
+            f"up to {show(slowdown)} × tokens/s (what it was)",
+            1.0,
+            slowdown,
+            assumes="load and model are what they were",
+        ),
+        verify="a profile of one step on all devices: where none computes, what does the host do?",
+        precedent="vllm#6826",
+        unexplained="what changed: the evidence shows how much, not what",
+    )
 
 
 def _card_ratio(s: Situation) -> float:

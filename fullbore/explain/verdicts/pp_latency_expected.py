@@ -93,6 +93,8 @@ def _one_gpu(s: Situation) -> Finding | None:
     rows = [row for row in s.evidence.bench if row.gpus and row.concurrency in (1, None)]
     singles = [row for row in rows if row.gpus == 1 and _latency(row)]
     several = [row for row in rows if (row.gpus or 1) > 1 and (row.tp or 1) == 1 and _latency(row)]
+    most = max((row.gpus or 1 for row in several), default=0)  # if hops cost anything, it shows on the most stages
+    several = [row for row in several if row.gpus == most]
     for single in singles:
         for row in several:
             if single.concurrency != row.concurrency or (single.concurrency is None and not single.latency_ms):
@@ -105,7 +107,7 @@ def _one_gpu(s: Situation) -> Finding | None:
                         f"{row.gpus} GPUs in stages: {show(_latency(row))} ms, {show(ratio)} × that", ratio, row.source
                     ),
                 ]
-                return _lone_finding(s, 0.9, facts)
+                return _lone_finding(s, 0.9, facts, row.gpus)
     return None
 
 
@@ -127,11 +129,11 @@ def _lone_roofline(s: Situation) -> Finding | None:
             None,
         )
     )
-    return _lone_finding(s, 0.65, facts)
+    return _lone_finding(s, 0.65, facts, stages)
 
 
-def _lone_finding(s: Situation, strength: float, facts: list[Fact]) -> Finding:
-    stages = f"{s.P} stages" if s.P is not None else "stages"
+def _lone_finding(s: Situation, strength: float, facts: list[Fact], count: int | None) -> Finding:
+    stages = f"{count} stages" if count is not None else "stages"
     return Finding(
         "pp-latency-expected",
         strength,

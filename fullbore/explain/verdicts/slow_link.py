@@ -31,7 +31,7 @@ _MANY_EXCHANGES = 8  # in one step: two for each of a stage's layers
 _TENSOR_SLOWER = 1.5
 _LAYOUT_KEYS = ("layout", "tp", "pp", "tp_size", "pp_size", "gpus", "split")
 _NETWORK_KEY = re.compile(r"(?:link|network|nic|ethernet|inter_?node|interconnect|bandwidth)", re.I)
-_GBIT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:-\s*)?(?:G(?:bit|b|bps|be|bE|BASE|igE)\w*|gigabit)", re.I)
+_BITS = re.compile(r"(\d+(?:\.\d+)?)\s*-?\s*(?:([GM])(?:bit|b|bps|be|BASE|igE)\w*|([gm])(?:iga|ega)bit)", re.I)
 _SOCKET_BYTES_S = 1.1e9  # NCCL over TCP on 10 Gbit/s, where the speed is not noted
 
 
@@ -280,11 +280,13 @@ def _noted_bandwidth(s: Situation) -> Fact | None:
         if not _NETWORK_KEY.search(path) or "memory" in path:
             continue
         numbers = numbers_in(note.value)
-        if isinstance(note.value, int | float) and re.search(r"gbit|gbps|gb_s", path, re.I) and numbers:
-            scale = 1e9 if re.search(r"gb_s|gbytes", path) and not re.search("gbit|gbps", path) else 0.125e9
+        if isinstance(note.value, int | float) and re.search(r"[gm]bit|[gm]bps|[gm]b_s", path, re.I) and numbers:
+            is_bytes = re.search(r"[gm]b_s|[gm]bytes", path) and not re.search("bit|bps", path)
+            scale = (1e9 if is_bytes else 0.125e9) / (1000 if re.search(r"mbit|mbps|mb_s", path, re.I) else 1)
             return Fact(f"{path}: {show(note.value)}", numbers[0] * scale, note.source)
-        if isinstance(note.value, str) and (match := _GBIT.search(note.value)) is not None:
-            return Fact(f"{path}: {note.value}", float(match[1]) * 0.125e9, note.source)
+        if isinstance(note.value, str) and (match := _BITS.search(note.value)) is not None:
+            per_bit = 0.125e9 if (match[2] or match[3]).upper() == "G" else 0.125e6
+            return Fact(f"{path}: {note.value}", float(match[1]) * per_bit, note.source)
     return None
 
 
