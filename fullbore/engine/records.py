@@ -70,9 +70,14 @@ class Records:
         ring = self._stages[stage]
         if self._last_launched < 0 or (ring and ring[-1].micro_batch_id == self._last_launched):
             return now_ns
-        if ring:
-            return ring[-1].send_end_ns
-        return next(record.at_ns for record in self._driver if record.event == "launch")
+        last_done, known_until_ns = (ring[-1].micro_batch_id, ring[-1].send_end_ns) if ring else (-1, 0)
+        next_launch_ns = 0
+        for record in reversed(self._driver):
+            if record.event == "launch":
+                if record.micro_batch_id <= last_done:
+                    break
+                next_launch_ns = record.at_ns
+        return max(known_until_ns, next_launch_ns)  # until its launch, an idle stage was idle
 
     def _complete_since_ns(self) -> int:
         """From when on nothing has been forgotten yet."""

@@ -49,11 +49,23 @@ def test_window_is_as_long_as_asked_for_and_ends_now_when_all_is_done() -> None:
 def test_window_ends_where_a_stage_may_be_at_work() -> None:
     records = pipeline_of(50)  # the last step of stage 0 ended at 60,000, that of stage 1 at 61,000
     records.add_event(launch(50, 62_000))
-    assert records.recording(100_000, seconds=1.0).end_ns == 60_000
+    assert records.recording(100_000, seconds=1.0).end_ns == 62_000
+    records.add_event(launch(51, 63_000))
+    assert records.recording(100_000, seconds=1.0).end_ns == 62_000
     records.add_step(step(0, 50, 62_000, 70_000))
-    assert records.recording(100_000, seconds=1.0).end_ns == 61_000
-    records.add_step(step(1, 50, 70_000, 80_000))
+    assert records.recording(100_000, seconds=1.0).end_ns == 62_000, "stage 1 has not begun"
+    records.add_step(step(0, 51, 70_000, 75_000))
+    records.add_step(step(1, 50, 70_000, 78_000))
+    assert records.recording(100_000, seconds=1.0).end_ns == 78_000
+    records.add_step(step(1, 51, 78_000, 80_000))
     assert records.recording(100_000, seconds=1.0).end_ns == 100_000
+
+
+def test_window_never_ends_before_an_earlier_one_did() -> None:
+    records = pipeline_of(50)
+    idle = records.recording(now_ns=90_000, seconds=1.0)
+    records.add_event(launch(50, 91_000))
+    assert records.recording(now_ns=92_000, seconds=0.0, since_ns=idle.end_ns).end_ns == 91_000
 
 
 def test_window_ends_at_the_first_launch_if_no_step_has_ended() -> None:
