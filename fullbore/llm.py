@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -107,7 +107,7 @@ class LLM:
             RequestError: a prompt or parameter cannot be served; nothing is generated.
             EngineDeadError: the pipeline is gone.
         """
-        prompt_list: Sequence[Prompt] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
+        prompt_list = _prompt_list(prompts)
         each = _params_of_each(params, len(prompt_list))
         jobs = [self._prompt_job(prompt, params) for prompt, params in zip(prompt_list, each, strict=True)]
         return self._finish(jobs, show_progress)
@@ -120,6 +120,8 @@ class LLM:
         show_progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several, in the model's chat format. Otherwise as `generate`."""
+        if not _is_list(messages):
+            raise RequestError("messages must be a list of messages, or a list of such lists.", "messages")
         conversations: Any = [messages] if _is_conversation(messages) else messages
         each = _params_of_each(params, len(conversations))
         jobs = [self._chat_job(messages, params) for messages, params in zip(conversations, each, strict=True)]
@@ -131,7 +133,8 @@ class LLM:
         Raises as `generate`, and LogitsError where the model gives NaN.
         """
         make_job: Any = self._chat_job if _is_conversation(prompt) else self._prompt_job
-        for job, text in self._run([make_job(prompt, params or SamplingParams())]):
+        [each] = _params_of_each(params, 1)
+        for job, text in self._run([make_job(prompt, each)]):
             if text:
                 yield text
             if job.text.finish_reason == "error":
@@ -152,6 +155,8 @@ class LLM:
     def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> _Job:
         if isinstance(prompt, str):
             return self._job(prompt, encode_text(self._tokenizer, prompt, self.info), params)
+        if not _is_list(prompt):
+            raise RequestError(f"A prompt must be a text or token ids, not {type(prompt).__name__}.", "prompt")
         return self._job(None, list(prompt), params)
 
     def _chat_job(self, messages: Conversation, params: SamplingParams) -> _Job:
@@ -226,12 +231,22 @@ class _Job:
         return RequestOutput(self.prompt, self.request.prompt_token_ids, [output], self.text.num_cached_tokens)
 
 
-def _is_one_prompt(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _prompt_list(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_list(prompts):
+        raise RequestError(f"prompts must be texts or token ids, not {type(prompts).__name__}.", "prompt")
+    prompt_list = list(prompts)
+    is_one = bool(prompt_list) and not isinstance(prompt_list[0], Iterable)  # its elements are token ids
+    return [prompt_list] if is_one else prompt_list
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 def _is_conversation(value: Any) -> bool:
-    return not isinstance(value, str) and len(value) > 0 and isinstance(value[0], Mapping)
+    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
 def _params_of_each(
@@ -239,6 +254,8 @@ def _params_of_each(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise RequestError("params must be SamplingParams, or a list of them, one for each prompt.")
     if len(params) != num_prompts:
         raise RequestError(
             f"{len(params)} sampling parameters for {num_prompts} prompts; give one for all, or each one."

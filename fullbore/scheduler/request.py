@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict, force_setattr
 
 from fullbore.errors import RequestError
 
@@ -29,7 +29,13 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
             force_setattr(self, "stop", (self.stop,))
 
     def validate(self) -> None:
-        """Raises RequestError, naming the parameter, when a value is out of its range (NaN included)."""
+        """Raises RequestError, naming the parameter, if a value has a wrong type or is out of range (NaN included)."""
+        try:
+            convert(asdict(self), SamplingParams)
+        except ValidationError as error:
+            reason, _, path = str(error).partition(" - at ")
+            name = path.strip("`$.").partition("[")[0]
+            raise RequestError(f"{name} has the wrong type: {reason}.", param=name) from None
         checks = [
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
             ("temperature", 0 <= self.temperature <= 2, "between 0 and 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 
 from fullbore.engine.messages import AddRequest, EngineInfo
@@ -20,10 +21,11 @@ def make_request(
         RequestError: the prompt is empty, has unknown token ids or does not fit, or a parameter is out of range.
     """
     params.validate()
+    prompt_token_ids = _plain_integers(prompt_token_ids)
     _check_token_ids(prompt_token_ids, info.vocab_size)
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=list(prompt_token_ids),
+        prompt_token_ids=prompt_token_ids,
         max_tokens=_output_limit(len(prompt_token_ids), params.max_tokens, info),
         temperature=params.temperature,
         top_p=params.top_p,
@@ -52,6 +54,19 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage], info: Eng
         RequestError: as `encode_text`, or the model has no chat template, or its template refuses these messages.
     """
     return encode_text(tokenizer, tokenizer.format_chat(messages), info, add_special_tokens=False)
+
+
+def _plain_integers(token_ids: Sequence[int]) -> list[int]:
+    """Token ids as the driver takes them, NumPy's and PyTorch's integers too."""
+    token_ids = list(token_ids)
+    if set(map(type, token_ids)) <= {int}:
+        return token_ids
+    try:
+        if any(isinstance(token_id, bool) for token_id in token_ids):
+            raise TypeError
+        return [operator.index(token_id) for token_id in token_ids]
+    except TypeError:
+        raise RequestError("The prompt must be a text, or token ids that are all integers.", "prompt") from None
 
 
 def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fullbore_process import eventually, run_fullbore
@@ -53,6 +54,32 @@ def test_order_is_kept_and_neighbours_change_nothing(llm: LLM) -> None:
 def test_micro_batches_are_in_flight_together(llm: LLM) -> None:
     llm.generate(PROMPTS, GREEDY)
     assert llm._engine.stats().max_in_flight >= 2
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"ab", [True], [1.5], [[1.5]], [[[1]]], ["a", None], ["a", 5], [b"ab"], {"a": 1}], ids=repr
+)
+def test_prompts_of_the_wrong_type_leave_the_engine_alone(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match=r"prompts? must be"):
+        llm.generate(prompts, GREEDY)
+    assert llm.generate("abc", GREEDY)[0].token_ids
+
+
+def test_parameters_and_messages_of_the_wrong_type(llm: LLM) -> None:
+    wrong: Any
+    for wrong in ({"max_tokens": 1}, 5, [None]):
+        with pytest.raises(RequestError, match="params must be"):
+            llm.generate("a", wrong)
+        with pytest.raises(RequestError, match="params must be"):
+            list(llm.stream("a", wrong))
+    for wrong in (None, "hi", {"role": "user", "content": "hi"}):
+        with pytest.raises(RequestError, match="messages must be"):
+            llm.chat(wrong, GREEDY)
+
+
+def test_prompts_of_any_iterable(llm: LLM) -> None:
+    expected = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in ("a", "b")]
+    assert [output.token_ids for output in llm.generate((p for p in "ab"), GREEDY)] == expected  # type: ignore[arg-type]
 
 
 def test_token_ids_texts_and_messages(llm: LLM) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_byte_tokenizer
 
 from fullbore.config import EngineConfig
@@ -126,6 +129,31 @@ def test_max_tokens_fills_the_context_unless_given(info: EngineInfo) -> None:
     for num_tokens, max_tokens in [(100, None), (100, 1), (60, 41)]:
         with pytest.raises(RequestError, match="context length"):
             make_request(0, [1] * num_tokens, SamplingParams(max_tokens=max_tokens), info)
+
+
+@pytest.mark.parametrize("token_id", [True, 1.5, "1", None, [1]], ids=repr)
+def test_token_ids_that_are_no_integers(token_id: Any, info: EngineInfo) -> None:
+    with pytest.raises(RequestError, match="all integers"):
+        make_request(0, [0, token_id], SamplingParams(), info)
+
+
+def test_token_ids_of_numpy_and_torch(info: EngineInfo) -> None:
+    for token_ids in (np.array([1, 2]), torch.tensor([1, 2])):
+        request = make_request(0, token_ids, SamplingParams(), info)  # type: ignore[arg-type]
+        assert request.prompt_token_ids == [1, 2]
+        assert set(map(type, request.prompt_token_ids)) == {int}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_tokens": "3"}, {"max_tokens": True}, {"temperature": "1"}, {"seed": 1.5}, {"top_k": None}, {"stop": (1,)}],
+    ids=str,
+)
+def test_sampling_parameters_of_the_wrong_type(wrong: dict[str, Any], info: EngineInfo) -> None:
+    [name] = wrong
+    with pytest.raises(RequestError, match=f"{name} has the wrong type") as error:
+        make_request(0, [0], SamplingParams(**wrong), info)
+    assert error.value.param == name
 
 
 def test_token_ids_outside_the_vocabulary(info: EngineInfo) -> None:
