@@ -24,6 +24,7 @@ from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
 from fullbore.telemetry.spans import DriverRecord, StageRecord
 
 PROGRESS_EVERY_EVENTS = 2000
+NEVER_S = -1.0
 _TOKEN = 0  # what the simulated model says, always
 
 
@@ -34,7 +35,7 @@ def simulate(
     *,
     is_probed: bool = True,
     learns: bool = True,
-    record_until_s: float = 0.0,
+    record_until_s: float = NEVER_S,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Runs a workload to its end.
@@ -42,7 +43,7 @@ def simulate(
     Args:
         is_probed: the scheduler starts with measured costs and delays, as an engine's does after its probe.
         learns: the scheduler is given the stages' records and improves its estimates from them.
-        record_until_s: micro-batches launched up to this time leave spans and launch records in the result.
+        record_until_s: what happens up to this time leaves records in the result; nothing by default.
         on_progress: called now and then with (requests ended, requests in all).
 
     Raises:
@@ -75,7 +76,7 @@ class Simulation:
     scheduler: Scheduler
     workload: Workload
     learns: bool = True
-    record_until_s: float = 0.0
+    record_until_s: float = NEVER_S
     now_s: float = 0.0
     _events: list[tuple[float, int, Callable[[Any], None], Any]] = field(default_factory=list)
     _sequence: count[int] = field(default_factory=count)

@@ -123,7 +123,7 @@ def test_recording_changes_nothing_and_can_be_off_or_partial() -> None:
     without = run(pipe, work)
     assert without.steady == with_records.steady
     assert without.whole == with_records.whole
-    assert len(without.spans) < 20, "those launched at time 0"
+    assert without.spans == without.driver_records == []
     half = run(pipe, work, record_until_s=with_records.whole.end_s / 2)
     assert half.spans == with_records.spans[: len(half.spans)]
     assert 0.3 < len(half.spans) / len(with_records.spans) < 0.7
