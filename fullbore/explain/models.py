@@ -22,6 +22,7 @@ class ModelSize:
     experts_per_token: int | None = None
     bytes_per_parameter: float | None = None
     active_gb: float | None = None  # read for one token, where mixed precision makes the product wrong
+    is_assumed_16_bit: bool = False  # neither name nor settings say a precision
 
     @property
     def is_moe(self) -> bool:

@@ -22,6 +22,7 @@ from fullbore.explain.trace_timeline import Timeline, build_timeline
 # Engines that cut a model by layers over the GPUs they find unless told otherwise.
 LAYER_SPLIT_ENGINES = ("ollama", "llama.cpp", "transformers", "exllama")
 _TENSOR_SPLIT_MODES = ("row", "tensor", "graph", "attn")
+_LOAD_AS_PUBLISHED = ("sglang", "vllm", "fullbore", "transformers", "tensorrt-llm")
 _MOST_RANKS = 4096
 
 
@@ -260,4 +261,16 @@ def _model(s: Situation) -> tuple[models.ModelSize, Fact | None]:
             best, fact = size, candidate.fact(f"model {candidate.value}")
         elif best.bytes_per_parameter is None and size.bytes_per_parameter is not None:
             best = replace(best, bytes_per_parameter=size.bytes_per_parameter)
-    return best, fact
+    return _with_precision(s, best), fact
+
+
+def _with_precision(s: Situation, size: models.ModelSize) -> models.ModelSize:
+    """Engines that load published checkpoints: 16 bit, unless a name, a setting or the cards' memory says otherwise."""
+    if size.bytes_per_parameter is not None or s.engine not in _LOAD_AS_PUBLISHED or size.parameters_b is None:
+        return size
+    if s.settings.reading("quantization") is not None:
+        return size
+    memory_gb = sum(gpu.memory_total_mib or 0.0 for gpu in s.gpus) * 2**20 / 1e9
+    if memory_gb and 2 * size.parameters_b > memory_gb:
+        return size
+    return replace(size, bytes_per_parameter=2.0, is_assumed_16_bit=True)

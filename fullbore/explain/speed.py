@@ -195,7 +195,8 @@ def _bytes_per_token(evidence: Evidence, model: ModelSize) -> Fact | None:
         return Fact(f"{show(model.active_gb)} GB read for one token (model table)", model.active_gb * 1e9)
     if model.active_b is not None and model.bytes_per_parameter is not None:
         size = model.active_b * model.bytes_per_parameter
-        return Fact(f"about {show(size)} GB read for one token (from the model's name)", size * 1e9)
+        how = "16-bit weights assumed" if model.is_assumed_16_bit else "from the model's name"
+        return Fact(f"about {show(size)} GB read for one token ({how})", size * 1e9)
     return None
 
 

@@ -801,6 +801,50 @@ VARIANTS = [
         ("clock-throttle",),
         absent=("at-roofline",),
     ),
+    Variant(
+        "llama.cpp finds no room in its cache",
+        lambda m: m.launch("llama-server -m m.gguf -ngl 99 -c 4096 -np 8").write(
+            "server.log",
+            "slot update_slots: id  3 | task 77 | failed to find free space in the KV cache, retrying with smaller "
+            "batch size, i = 0, n_batch = 512, ret = 1\n" * 5,
+        ),
+        ("kv-limited",),
+    ),
+    Variant(
+        "batches larger than any graph",
+        lambda m: (
+            m.launch("sglang serve --model-path /models/Llama-3.1-70B --pp-size 2 --cuda-graph-max-bs 8")
+            .sglang_decode(2, 32, graph="cuda graph: False", tok_s=700.0)
+            .bench({"concurrency": 64, "output_tok_s": 700.0, "itl_ms_mean": 91.0})
+            .smi(H100, [60, 61], power=300.0, limit=700.0)
+        ),
+        ("launch-bound",),
+        ("16-bit weights assumed",),
+        ("packed-slot",),
+    ),
+    Variant(
+        "one prompt of many chunks, one stage at a time",
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 4 --chunked-prefill-size 2048")
+            .smi(H100, [26, 25, 26, 24], power=250.0, limit=700.0)
+            .notes(input_tokens=64_000, output_tokens=1, concurrent_requests=1)
+        ),
+        ("chunks-serialised",),
+        absent=("few-requests",),
+    ),
+    Variant(
+        "smaller chunks are faster: they do follow each other",
+        lambda m: (
+            m.launch("vllm serve /m -pp 4")
+            .bench(
+                {"concurrency": 1, "chunk": 8192, "input_tok_s": 14_000.0},
+                {"concurrency": 1, "chunk": 2048, "input_tok_s": 18_000.0},
+            )
+            .notes(input_tokens=128_000, output_tokens=1)
+        ),
+        ("insufficient-evidence",),
+        absent=("chunks-serialised", "few-requests"),
+    ),
     # --------------------------------------------------------------------------------------- insufficient-evidence
     Variant(
         "a command line alone",

@@ -42,7 +42,9 @@ class LogReadings:
             except ValueError:  # a number with thousands of digits: the line is damaged
                 continue
             # Batch lines have nothing else to say; settings name everything, and mean nothing by it.
-            has_no_marks = " batch" in line or "server_args" in line or "with config" in line
+            has_no_marks = (
+                "Decode batch" in line or "Prefill batch" in line or "server_args" in line or "with config" in line
+            )
             if (not has_no_marks and self.marks.read_line(line, source)) or is_known:
                 self.known_lines += 1
         return self.known_lines - before

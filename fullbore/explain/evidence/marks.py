@@ -40,6 +40,7 @@ _KINDS = [
         ),
         ("no-kv-memory", "emory", r"No available memory for the cache blocks|Not enough memory\. Please try"),
         ("retraction", "etract", r"KV cache pool is full\. Retract|[Rr]etract(?:ed)? requests?|#retracted"),
+        ("retraction", "KV cache", r"failed to find (?:a |free )+(?:space|slot)[^\n]* KV cache"),
         ("preemption", "preempt", r"preempted by|Preempting|is preempted"),
         ("network-socket", "NET/Socket", r"via NET/Socket|NET/Socket : Using"),
         ("network-socket", "Using network Socket", r"Using network Socket"),

@@ -47,7 +47,7 @@ _PROMETHEUS = re.compile(
 _LOG_LINE = re.compile(
     r"(?:Prefill|Decode) batch[.,]|Avg (?:prompt|generation) throughput|server_args=ServerArgs|server_args=\{"
     r"|Initializing an? (?:V\d )?LLM engine|\bNCCL (?:INFO|WARN)\b|llama_print_timings|llama_perf_|print_timing"
-    r"|eval time ="
+    r"|eval time =|\bupdate_slots:|\bslot +\w+: +id "
     r"|load_tensors:|llm_load_tensors|ggml_cuda_init|llama_model_loader|KV cache is (?:allocated|needed)"
     r"|Available KV cache memory|GPU KV cache size|Load weight (?:begin|end)|Watchdog caught|shm_broadcast"
     r"|fullbore\.\w+:|msg=\"inference compute\"|\[TensorRT-LLM\]|server is fired up"

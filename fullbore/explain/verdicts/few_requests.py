@@ -9,6 +9,7 @@ from fullbore.explain.verdicts.finding import Finding, Gain
 
 _MORE_THAN_POSSIBLE = 1.5  # stages at work per request; sampling overlaps neighbouring stages
 _MOSTLY_THERE = 0.6
+_USUAL_CHUNK = 8192  # tokens of a prompt that engines read at once, where the setting is not known
 
 
 def few_requests(s: Situation) -> Finding | None:
@@ -16,7 +17,7 @@ def few_requests(s: Situation) -> Finding | None:
     if stages is None or stages < 2 or most is None or most >= stages or s.progress.is_frozen:
         return None
     count = s.load.in_flight or s.load.at_most
-    if count is None or s.pp is None:
+    if count is None or s.pp is None or _chunks_can_follow(s):
         return None
     finding = Finding(
         "few-requests",
@@ -39,6 +40,14 @@ def few_requests(s: Situation) -> Finding | None:
             " (That many are the most that the settings admit; how many there were is not in the evidence.)"
         )
     return _weigh_busy(s, finding, most)
+
+
+def _chunks_can_follow(s: Situation) -> bool:
+    """Chunks of one prompt can be on several stages at once: then prompts, not requests, have to be many."""
+    prompt, chunk = s.load.input_tokens, s.settings.number("chunk")
+    if not s.load.is_prefill_bound or prompt is None:
+        return False
+    return prompt.number >= 2 * (chunk.number if chunk is not None and chunk.number > 0 else _USUAL_CHUNK)
 
 
 def _is_held_back(s: Situation) -> bool:
