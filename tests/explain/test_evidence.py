@@ -317,3 +317,74 @@ def test_kv_memory_of_tensor_ranks_counts_the_tightest(tmp_path: Path) -> None:
     )
     available = read(tmp_path).logs.vllm.kv_available_gib
     assert {stage: reading.value for stage, reading in available.items()} == {0: 3.2, 1: 9.0}
+
+
+SERVING_RESULT = """============ Serving Benchmark Result ============
+Backend:                                 sglang
+Max request concurrency:                 16
+Successful requests:                     64
+Input token throughput (tok/s):          7,963.28
+Output token throughput (tok/s):         310.5
+Mean E2E Latency (ms):                   2220.65
+Mean TTFT (ms):                          190.1
+Mean ITL (ms):                           51.5
+"""
+EVALSCOPE_RESULT = """Benchmarking summary:
++-----------------------------------+----------+
+| Key                               |    Value |
++===================================+==========+
+| Number of concurrency             |  16      |
++-----------------------------------+----------+
+| Output token throughput (tok/s)   |  310.5   |
+| Average time to first token (s)   |  0.1901  |
+| Average time per output token (s) |  0.0515  |
+"""
+MARKDOWN_RESULT = """My measurements:
+
+| concurrency | tok/s | TTFT (ms) | ITL (ms) |
+|---|---|---|---|
+| 16 | 310.5 | 190.1 | 51.5 |
+"""
+CSV_RESULT = "concurrency,output_tok_s,ttft_ms_mean,itl_ms_mean\n16,310.5,190.1,51.5\n"
+LLAMA_BENCH = """ggml_cuda_init: found 2 CUDA devices:
+  Device 0: NVIDIA GeForce RTX 3090, compute capability 8.6, VMM: yes
+| model           |     size |  params | backend | ngl |    sm |  test |          t/s |
+| --------------- | -------: | ------: | ------- | --: | ----: | ----: | -----------: |
+| llama 8B Q4_K_M | 4.9 GiB  |  8.03 B | CUDA    |  99 |  none | tg128 | 90.1 ± 0.2   |
+| llama 8B Q4_K_M | 4.9 GiB  |  8.03 B | CUDA    |  99 | layer | pp512 | 4010.0 ± 9.2 |
+| llama 8B Q4_K_M | 4.9 GiB  |  8.03 B | CUDA    |  99 | layer | tg128 | 88.7 ± 0.2   |
+
+build: ff252ea4 (3978)
+"""
+
+
+@pytest.mark.parametrize("text", [SERVING_RESULT, EVALSCOPE_RESULT, MARKDOWN_RESULT, CSV_RESULT])
+def test_results_as_text(text: str, tmp_path: Path) -> None:
+    EvidenceMaker(tmp_path).write("result.txt", text)
+    (row,) = read(tmp_path).bench
+    assert (row.concurrency, row.output_tok_s, row.ttft_ms) == (16, 310.5, pytest.approx(190.1))
+    assert row.itl_ms == pytest.approx(51.5)
+    assert row.source.line is not None
+
+
+def test_several_summaries_in_one_text(tmp_path: Path) -> None:
+    EvidenceMaker(tmp_path).write("result.txt", SERVING_RESULT + "\n" + SERVING_RESULT.replace(" 16\n", " 1\n"))
+    assert [row.concurrency for row in read(tmp_path).bench] == [16, 1]
+
+
+def test_llama_bench_table(tmp_path: Path) -> None:
+    EvidenceMaker(tmp_path).write("bench.log", LLAMA_BENCH).notes(gpus=2)
+    one, reading, both = read(tmp_path).bench
+    assert (one.output_tok_s, one.gpus, one.concurrency) == (90.1, 1, 1)
+    assert (reading.input_tok_s, reading.input_tokens, reading.output_tok_s) == (4010.0, 512, None)
+    assert (both.output_tok_s, both.gpus, both.pp, both.tp) == (88.7, 2, 2, 1)
+
+
+def test_llama_bench_json(tmp_path: Path) -> None:
+    rows = [
+        {"n_prompt": 512, "n_gen": 0, "avg_ts": 4010.0, "split_mode": "layer", "n_gpu_layers": 99},
+        {"n_prompt": 0, "n_gen": 128, "avg_ts": 88.7, "split_mode": "layer", "n_gpu_layers": 99},
+    ]
+    EvidenceMaker(tmp_path).bench(*rows).notes(gpus=2)
+    reading, generating = read(tmp_path).bench
+    assert (reading.input_tok_s, generating.output_tok_s, generating.pp) == (4010.0, 88.7, 2)

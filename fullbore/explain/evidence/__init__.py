@@ -13,6 +13,7 @@ from fullbore.errors import FullboreError
 from fullbore.explain.evidence import (
     account,
     bench,
+    bench_text,
     dmon,
     launch,
     notes,
@@ -27,7 +28,7 @@ from fullbore.explain.evidence.files import EvidenceFile, find_files
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.log import LogReadings
 from fullbore.explain.evidence.recognise import Kind, recognise
-from fullbore.explain.facts import Reading
+from fullbore.explain.facts import Reading, Source
 from fullbore.explain.secrets import Masker
 
 MAX_JSON_CHARS = 64 << 20
@@ -116,14 +117,27 @@ def _launch(file: EvidenceFile, evidence: Evidence) -> FileNote:
     launches = launch.read(file.lines(), file.name)
     evidence.launches += launches
     engines = ", ".join(dict.fromkeys(one.engine for one in launches))
-    return FileNote(file.name, Kind.LAUNCH, bool(launches), engines or "no engine is started in it")
+    measured = _bench_text(file, evidence)
+    remark = "; ".join(part for part in (engines or "no engine is started in it", measured) if part)
+    return FileNote(file.name, Kind.LAUNCH, bool(launches or measured), remark)
 
 
 def _log(file: EvidenceFile, evidence: Evidence) -> FileNote:
     understood = evidence.logs.read(file.lines(), file.name)
+    measured = _bench_text(file, evidence)
+    is_evidence = understood > 0 or evidence.logs.last_line_s is not None or bool(measured)
     return FileNote(
-        file.name, Kind.LOG, understood > 0 or evidence.logs.last_line_s is not None, f"{understood} lines used"
+        file.name, Kind.LOG, is_evidence, "; ".join(part for part in (f"{understood} lines used", measured) if part)
     )
+
+
+def _bench_text(file: EvidenceFile, evidence: Evidence) -> str:
+    """Results of a benchmark in a text, as "N measurements"; empty if there are none."""
+    if not bench_text.HINT.search(file.head):
+        return ""
+    rows = bench_text.read_rows(file.lines())
+    evidence.bench += [bench.row_of(row, Source(file.name, line)) for line, row in rows]
+    return f"{len(rows)} measurements" if rows else ""
 
 
 def _metrics(file: EvidenceFile, evidence: Evidence) -> FileNote:
@@ -198,7 +212,9 @@ def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> 
 
 
 def _unknown(file: EvidenceFile, evidence: Evidence) -> FileNote:
-    """Perhaps notes that somebody wrote as plain text."""
+    """Perhaps a benchmark's output, or notes that somebody wrote as plain text."""
+    if measured := _bench_text(file, evidence):
+        return FileNote(file.name, "bench results", True, measured)
     found = notes.read_lines(file.head.splitlines(), file.name)
     if not found:
         return _useless(file, evidence)

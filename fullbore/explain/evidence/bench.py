@@ -125,7 +125,7 @@ class BenchRow:
 def rows_of(tree: Any) -> list[dict[str, Any]]:
     """The list of results in a JSON document, or [] if it is no bench."""
     if isinstance(tree, dict):
-        if _is_row(tree):
+        if is_row(tree):
             return [tree]
         for value in tree.values():
             if isinstance(value, list) and (rows := rows_of(value)):
@@ -133,11 +133,14 @@ def rows_of(tree: Any) -> list[dict[str, Any]]:
         return []
     if isinstance(tree, list):
         rows = [row for row in tree if isinstance(row, dict)]
-        return rows if any(_is_row(row) for row in rows) else []
+        return rows if any(is_row(row) for row in rows) else []
     return []
 
 
-def _is_row(row: dict[str, Any]) -> bool:
+def is_row(row: dict[str, Any]) -> bool:
+    """Does it hold a measurement?"""
+    if "avg_ts" in row and "n_gen" in row:
+        return True  # llama-bench
     fields = {field for field, names in _NAMES.items() if any(name in row for name in names)}
     fields -= {"concurrency"}
     return len(fields) >= 2 or (bool(fields) and ("concurrency" in row or "max_concurrency" in row))
@@ -146,10 +149,12 @@ def _is_row(row: dict[str, Any]) -> bool:
 def read(rows: list[dict[str, Any]], file: str, text: str) -> list[BenchRow]:
     """Typed rows; values that are no numbers are left out."""
     lines = _row_lines(text, len(rows))
-    return [_row(raw, Source(file, lines[n])) for n, raw in enumerate(rows)]
+    return [row_of(raw, Source(file, lines[n])) for n, raw in enumerate(rows)]
 
 
-def _row(raw: dict[str, Any], source: Source) -> BenchRow:
+def row_of(raw: dict[str, Any], source: Source) -> BenchRow:
+    """One typed row."""
+    raw = _of_llama_bench(raw) if "avg_ts" in raw else raw
     row = BenchRow(source)
     for field_name, names in _NAMES.items():
         for name in names:
@@ -170,6 +175,17 @@ def _row(raw: dict[str, Any], source: Source) -> BenchRow:
         else:
             row.varied[name] = value
     _read_layout(row)
+    return row
+
+
+def _of_llama_bench(raw: dict[str, Any]) -> dict[str, Any]:
+    """llama-bench -o json: reading n_prompt tokens or generating n_gen, one request each."""
+    kept = ("split_mode", "tensor_split", "n_gpu_layers", "n_batch", "n_ubatch", "build_commit", "flash_attn")
+    row: dict[str, Any] = {name: raw[name] for name in kept if name in raw}
+    is_reading = not _number(raw.get("n_gen"))
+    row["concurrency"] = 1
+    row["input_tok_s" if is_reading else "output_tok_s"] = raw.get("avg_ts")
+    row["input_tokens" if is_reading else "output_tokens"] = raw.get("n_prompt" if is_reading else "n_gen")
     return row
 
 
