@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from engine_helpers import SLEEP_MODEL, assert_at_rest, expected, greedy_request, prompt_of, sleep_engine
+from engine_helpers import expected, greedy_request, prompt_of
+from loopback_helpers import SLEEP_MODEL, assert_at_rest, sleep_engine
 from tiny_references import CASES, TinyModels
 
 from fullbore.engine.loopback import LoopbackEngine

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import collect, config, run_to_end, tokens_of
+from engine_helpers import collect, config, tokens_of
 from exactness import TALLY, TIE, Case, Reference, Tally, draw_gap
+from loopback_helpers import run_to_end
 from safetensors.torch import load_file, save_file
 from tiny_models import EOS_TOKEN_ID, make_tiny_model
 from tiny_references import DRAWN, GREEDY, MODELS, TinyModels

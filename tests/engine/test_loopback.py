@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_helpers import SLEEP_MODEL, assert_at_rest, expected, greedy_request, prompt_of, sleep_engine
+from engine_helpers import expected, greedy_request, prompt_of
+from loopback_helpers import SLEEP_MODEL, assert_at_rest, sleep_engine
 from tiny_models import make_tiny_model
 
 from fullbore.engine.loopback import LoopbackEngine, load_stages

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_helpers import assert_at_rest, run_to_end, tokens_of
+from engine_helpers import tokens_of
+from loopback_helpers import assert_at_rest, run_to_end
 from tiny_models import make_tiny_model, poison_token
 
 from fullbore.engine.loopback import LoopbackEngine, load_stages

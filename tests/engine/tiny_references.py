@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from engine_helpers import assert_at_rest, run_to_end, tokens_of
+from engine_helpers import tokens_of
 from exactness import Case, Reference
+from loopback_helpers import assert_at_rest, run_to_end
 from tiny_models import ARCHITECTURES, EOS_TOKEN_ID, make_tiny_model
 
 from fullbore.engine.loopback import LoopbackEngine, load_stages
