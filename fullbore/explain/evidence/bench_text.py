@@ -12,6 +12,7 @@ from fullbore.explain.evidence.files import Line
 _MAX_ROWS = 1000
 _MAX_LINES = 20_000
 _MAX_LINE_CHARS = 1000
+_MAX_CELLS = 50
 
 # What a summary calls a figure -> our key. Matched against the whole name, lower case, units included.
 _SUMMARY: list[tuple[str, str]] = [
@@ -33,7 +34,7 @@ HINT = re.compile(
     r"[^\n\d]{0,200}(?:tok(?:en)?s?/s|output_tok_s|tokens_per_s)[^\n\d]{0,200}$",
     re.I | re.M,
 )
-_PAIR = re.compile(r"^\W*([A-Za-z][\w /().%-]*?)\s*[:|]\s*(-?[\d.,]+)\s*\|?\s*$")
+_PAIR = re.compile(r"^\W{0,10}([A-Za-z][\w /().%-]{0,60}?)\s{0,80}[:|]\s{0,80}(-?[\d.,]+)\s{0,80}\|?\s*$")
 _RULE = re.compile(r"^[\s|:+=-]+$")
 
 # Columns of tables, by what their heads contain.
@@ -104,6 +105,8 @@ def _is_head(line: str) -> bool:
         return False
     separator = "|" if "|" in line else max(",;\t", key=line.count)
     cells = [cell.strip().lower() for cell in _cells(line, separator)]
+    if len(cells) > _MAX_CELLS:
+        return False
     measured = [key for cell in cells if (key := _column(cell)) not in (None, "concurrency")]
     return len(cells) > 1 and bool(measured) and not any(_number(cell) is not None for cell in cells)
 
