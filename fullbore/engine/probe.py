@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 from math import ceil
 from statistics import median
@@ -21,6 +22,8 @@ from fullbore.telemetry.spans import StageRecord
 DECODE_BUDGET_S = 1.0  # no further sizes once this is spent
 PREFILL_BUDGET_S = 0.5
 REPETITIONS = 2  # the least counts: what disturbs a measurement only makes it longer
+_MOST_REPETITIONS = 4  # until the two least agree
+_AGREEMENT = 1.2
 _FIRST_ID = -2  # downwards; -1 is the transport's ping
 _AS_API_DEFAULT = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=0, choice=0, position=1)
 
@@ -58,7 +61,7 @@ class Probe:
         for size in sizes_up_to(max(most_requests, 2)):
             if len(passages) >= 2 and time.monotonic() >= end_s:
                 break
-            passages[size] = [self._run_alone(self._decode(size)) for _ in range(REPETITIONS)]
+            passages[size] = self._run_until_agreed(partial(self._decode, size))
         self._take_ways([passage for group in passages.values() for passage in group])
         for stage in range(len(self._costs.decode)):
             least_s = float("inf")
@@ -73,13 +76,23 @@ class Probe:
         tokens = max(chunk_tokens // 8, 2)
         while tokens <= chunk_tokens:
             start_s = time.monotonic()
-            passages = [self._run_alone(self._chunk(tokens)) for _ in range(REPETITIONS)]
+            passages = self._run_until_agreed(partial(self._chunk, tokens))
             for stage in range(len(self._costs.prefill)):
                 self._costs.observe(stage, 0, tokens, float(tokens**2), _busy_s(passages, stage))
             now_s = time.monotonic()
             if now_s + 2 * (now_s - start_s) > end_s:
                 return
             tokens *= 2
+
+    def _run_until_agreed(self, make: Callable[[], MicroBatch]) -> list[Passage]:
+        """Repeats a measurement; more often where something seems to have disturbed it."""
+        passages: list[Passage] = []
+        while len(passages) < _MOST_REPETITIONS:
+            passages.append(self._run_alone(make()))
+            times_ns = sorted(_total_ns(passage) for passage in passages)
+            if len(passages) >= REPETITIONS and times_ns[1] <= _AGREEMENT * times_ns[0]:
+                break
+        return passages
 
     def _take_ways(self, passages: list[Passage]) -> None:
         """The times that are no stage's: to the first stage, from stage to stage, and back to the driver."""
@@ -111,6 +124,10 @@ def sizes_up_to(most: int) -> list[int]:
         sizes += [power, power + power // 2]
         power *= 2
     return [size for size in sizes if size < most] + [most]
+
+
+def _total_ns(passage: Passage) -> int:
+    return sum(record.sample_end_ns - record.compute_start_ns for record in passage.records)
 
 
 def _busy_s(passages: Sequence[Passage], stage: int) -> float:
