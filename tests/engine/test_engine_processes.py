@@ -232,7 +232,8 @@ def test_stage_killed_while_loading(tmp_path: Path) -> None:
 
 # A user's script, without a main guard. It says who its processes are, and generates until it is killed.
 CLIENT_SCRIPT = f"""
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from engine_helpers import add_request, config, pids_of
 from fullbore.engine.client import EngineClient
