@@ -78,7 +78,7 @@ def read_load(evidence: Evidence, settings: Settings, num_stages: int | None) ->
     load.prefill_side = _prefill_side(settings)
     noted = _noted_counts(evidence.notes)
     load.row = _row_of_the_rest(evidence, noted, num_stages)
-    load.clients = _clients(load, noted)
+    load.clients = _of_one_replica(_clients(load, noted), settings.replicas)
     load.in_flight = _served(evidence) or _served_of_clients(load)
     if load.row is None and load.in_flight is not None:
         load.row = next((row for row in evidence.bench if row.concurrency == load.known), None)
@@ -227,6 +227,14 @@ def _clients(load: Load, noted: list[Fact]) -> Fact | None:
     if load.row is not None and load.row.concurrency:
         return Fact(f"{load.row.concurrency} clients in the bench", float(load.row.concurrency), load.row.source)
     return None
+
+
+def _of_one_replica(clients: Fact | None, replicas: int) -> Fact | None:
+    """Clients are divided over all copies of the pipeline; everything else is looked at for one of them."""
+    if clients is None or replicas < 2:
+        return clients
+    count = max(clients.number / replicas, 1.0)
+    return Fact(f"{clients.text}, over {replicas} replicas", count, clients.source)
 
 
 def logged_tok_s(evidence: Evidence) -> Fact | None:

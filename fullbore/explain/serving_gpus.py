@@ -21,10 +21,12 @@ def gpus_with_model(evidence: Evidence, settings: Settings) -> list[Gpu]:
     return [gpu for gpu in gpus if gpu.memory_used_mib is None or gpu.memory_used_mib >= _HOLDS_MODEL * fullest]
 
 
-def gpus_at_work(gpus: list[Gpu], count: int) -> list[Gpu]:
-    """Where more GPUs were sampled than there are ranks: those that do anything, if they are as many as the ranks."""
+def gpus_at_work(gpus: list[Gpu], count: int, replicas: int) -> list[Gpu]:
+    """Of more GPUs than a pipeline has ranks: its first copy's, or those that do anything, if they are as many."""
     if not count or len(gpus) <= count:
         return gpus
+    if replicas > 1 and len(gpus) == replicas * count:
+        return gpus[:count]
     active = [gpu for gpu in gpus if gpu.has_load and gpu.load.utilisation_percent.mean > _AT_WORK_PERCENT]
     return active if len(active) == count else gpus
 

@@ -48,6 +48,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd"),
     "visible_gpus": ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "gpus", "gpu_ids"),
     "first_gpu": ("base_gpu_id",),
+    "replicas": ("dp_size", "data_parallel_size", "dp"),
+    "dp_attention": ("enable_dp_attention",),
     "model": ("model_path", "model", "served_model_name", "m", "hf_repo"),
 }
 _UNSET = {"", "none", "null", "default"}
@@ -90,6 +92,12 @@ class Settings:
         """The setting as a whole number from 1 to a million; None for anything else."""
         found = self.number(name)
         return found if found is not None and 1 <= found.number <= 1e6 and found.number.is_integer() else None
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the whole pipeline behind one address; ranks that only divide attention are none."""
+        count = self.count("replicas")
+        return int(count.number) if count is not None and self.is_on("dp_attention") is None else 1
 
     def is_on(self, name: str) -> Fact | None:
         """The setting if it is switched on."""

@@ -91,7 +91,7 @@ def understand(evidence: Evidence) -> Situation:
     s.tp, s.pp = _parallelism(s)
     if s.pp is not None and not 1 <= s.pp.number <= _MOST_RANKS:
         s.pp = None
-    s.gpus = gpus_at_work(s.gpus, (s.P or 0) * s.tp)
+    s.gpus = gpus_at_work(s.gpus, (s.P or 0) * s.tp, settings.replicas)
     s.stages = by_stage(s.gpus, s.P, s.tp)
     s.card, s.card_fact = _card(s)
     s.model, s.model_fact = _model(s)

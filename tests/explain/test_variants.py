@@ -702,6 +702,28 @@ VARIANTS = [
         ("imbalance",),
         ("stage 0", "GPU 2"),
     ),
+    Variant(
+        "two copies of a pipeline, four clients each",
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 2 --dp-size 2")
+            .sglang_decode(2, 4, tok_s=200.0)
+            .notes(clients=8)
+            .smi(H100, [49, 50, 51, 50], power=330.0, limit=700.0)
+        ),
+        ("packed-slot",),
+        ("over 2 replicas",),
+    ),
+    Variant(
+        "attention divided over data-parallel ranks is no copy",
+        lambda m: (
+            m.launch("sglang serve --model-path /m --pp-size 2 --tp-size 2 --dp-size 2 --enable-dp-attention")
+            .sglang_decode(2, 4, tok_s=200.0)
+            .notes(clients=8)
+            .smi(H100, [95, 96, 95, 97], power=600.0, limit=700.0)
+        ),
+        ("at-roofline",),
+        absent=("packed-slot",),
+    ),
     # ------------------------------------------------------------------------------------- after public reports
     Variant(
         "one card, rows, layers: layers are as fast as one card",
