@@ -39,7 +39,13 @@ def simulated_recording(pp_size: int = 3, concurrency: int = 2, start_ns: int = 
     end_ns = start_ns + round(result.whole.end_s * 1e9)
     third = (end_ns - start_ns) // 3
     return Recording(
-        pp_size, config.in_flight_limit, start_ns + third, end_ns - third, result.spans, result.driver_records
+        pp_size,
+        config.in_flight_limit,
+        start_ns + third,
+        end_ns - third,
+        result.spans,
+        result.driver_records,
+        [{1: 0.01 + 0.002 * stage} for stage in range(pp_size)],
     )
 
 

@@ -339,9 +339,9 @@ class Driver:
         elif isinstance(message, GetStats):
             self.links.send(self.stats())
         elif isinstance(message, GetRecords):
-            self.links.send(
-                RecordsReply(self.records.recording(time.monotonic_ns(), message.seconds, message.since_ns))
-            )
+            recording = self.records.recording(time.monotonic_ns(), message.seconds, message.since_ns)
+            expected_s = self.scheduler.costs.decode_points()
+            self.links.send(RecordsReply(msgspec.structs.replace(recording, decode_s=expected_s)))
         elif isinstance(message, Ping):
             self.links.send(Pong())
         elif self._stop_at_s is None:

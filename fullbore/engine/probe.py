@@ -55,7 +55,7 @@ class Probe:
         self._ids = count(_FIRST_ID, -1)
 
     def measure_decode(self, most_requests: int, budget_s: float = DECODE_BUDGET_S) -> None:
-        """Micro-batches of 1, 2, 3, 4, 6, 8, 12, … requests while the budget lasts; of 1 and 2 in any case."""
+        """Micro-batches of 1, 2, 4, 8, …, then 3, 6, 12, … requests while the budget lasts; of 1 and 2 in any case."""
         end_s = time.monotonic() + budget_s
         passages: dict[int, list[Passage]] = {}
         for size in sizes_up_to(max(most_requests, 2)):
@@ -63,12 +63,9 @@ class Probe:
                 break
             passages[size] = self._run_until_agreed(partial(self._decode, size))
         self._take_ways([passage for group in passages.values() for passage in group])
-        for stage in range(len(self._costs.decode)):
-            least_s = float("inf")
-            for size in sorted(passages, reverse=True):
-                # A smaller micro-batch takes no longer than a larger one, whatever the clock said.
-                least_s = min(least_s, _busy_s(passages[size], stage))
-                self._costs.seed_decode(stage, size, least_s)
+        for size in sorted(passages):
+            for stage in range(len(self._costs.decode)):
+                self._costs.seed_decode(stage, size, _busy_s(passages[size], stage))
 
     def measure_prefill(self, chunk_tokens: int, budget_s: float = PREFILL_BUDGET_S) -> None:
         """Prompt chunks of up to `chunk_tokens`, from small ones on, as far as they fit into the budget."""
@@ -117,13 +114,12 @@ class Probe:
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24, …: powers of two and the middles between them; `most` is the last one."""
-    sizes = [1]
-    power = 2
-    while power < most:
-        sizes += [power, power + power // 2]
-        power *= 2
-    return [size for size in sizes if size < most] + [most]
+    """1, 2, 4, 8, … to `most`, then the middles 3, 6, 12, …: whenever time is up, what is known reaches far."""
+    powers = [1]
+    while 2 * powers[-1] < most:
+        powers.append(2 * powers[-1])
+    middles = [power + power // 2 for power in powers[1:] if power + power // 2 < most]
+    return powers + [most] * (most > 1) + middles
 
 
 def _total_ns(passage: Passage) -> int:

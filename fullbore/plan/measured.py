@@ -49,7 +49,7 @@ def pipeline_of(recording: Recording) -> Pipeline:
     """
     launches = {r.micro_batch_id: r for r in recording.driver_records if r.event == "launch"}
     steps = _complete_steps(recording, launches)
-    costs = _costs(recording.pp_size, steps, launches)
+    costs = _costs(recording, steps, launches)
     hops = [_hop(steps, stage) for stage in range(1, recording.pp_size)]
     driver_s = _plan_s(steps, launches) + _return_s(recording, steps)
     return Pipeline(num_stages=recording.pp_size, costs=costs, hops=hops, driver_s=driver_s)
@@ -69,7 +69,8 @@ def _occupied_s(record: StageRecord) -> float:
     return (record.send_end_ns - start_ns) * 1e-9
 
 
-def _costs(pp_size: int, steps: Steps, launches: dict[int, DriverRecord]) -> MeasuredCosts:
+def _costs(recording: Recording, steps: Steps, launches: dict[int, DriverRecord]) -> MeasuredCosts:
+    pp_size = recording.pp_size
     samples: defaultdict[int, list[tuple[float, ...]]] = defaultdict(list)
     for number, by_stage in steps.items():
         if launches[number].prefill_tokens == 0:
@@ -81,6 +82,8 @@ def _costs(pp_size: int, steps: Steps, launches: dict[int, DriverRecord]) -> Mea
     for size, seen in samples.items():
         for curve, times_s in zip(curves, zip(*seen, strict=True), strict=True):
             curve.add_point(size, _mean(times_s))
+    for curve, expected_s in zip(curves, recording.decode_s, strict=False):
+        _add_expected(curve, expected_s)
     fits = [PrefillFit() for _ in range(pp_size)]
     for number, by_stage in steps.items():
         launch = launches[number]
@@ -91,6 +94,13 @@ def _costs(pp_size: int, steps: Steps, launches: dict[int, DriverRecord]) -> Mea
     for fit in fits:
         fit.refit()
     return MeasuredCosts(dict(samples), curves, fits)
+
+
+def _add_expected(curve: DecodeCurve, expected_s: dict[int, float]) -> None:
+    """Sizes that did not occur: as the engine expected them, in proportion to what it expected of those that did."""
+    ratios = [curve.seconds[size] / expected_s[size] for size in curve.sizes if expected_s.get(size)]
+    for size in expected_s.keys() - curve.seconds.keys():
+        curve.add_point(size, expected_s[size] * (_mean(ratios) if ratios else 1.0))
 
 
 def _hop(steps: Steps, stage: int) -> Hop:

@@ -207,6 +207,10 @@ class CostModel:
             found = self._memo[num_requests] = (sum(times), max(times))
         return found
 
+    def decode_points(self) -> list[dict[int, float]]:
+        """For each stage: requests -> seconds, for the sizes that were measured."""
+        return [{size: curve.at(size) for size in curve.sizes} for curve in self.decode]
+
     def slowest_prefill(self) -> PrefillFit:
         """The fit of the stage that gates prefill."""
         return max(self.prefill, key=lambda fit: fit.per_token_s)

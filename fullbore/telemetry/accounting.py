@@ -53,6 +53,8 @@ class Recording(Struct, frozen=True):
     end_ns: int
     stage_records: list[StageRecord]
     driver_records: list[DriverRecord]
+    # What the scheduler expects of decode micro-batches at `end_ns`: for each stage, requests -> seconds.
+    decode_s: list[dict[int, float]] = []
 
 
 @dataclass(frozen=True, slots=True)

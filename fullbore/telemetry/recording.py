@@ -108,6 +108,7 @@ def join(first: Recording, second: Recording) -> Recording:
     return replace(
         first,
         end_ns=second.end_ns,
+        decode_s=second.decode_s,
         stage_records=first.stage_records
         + [r for r in second.stage_records if r.micro_batch_id > last_ids.get(r.stage, -1)],
         driver_records=first.driver_records + [r for r in second.driver_records if r.at_ns > last_event_ns],

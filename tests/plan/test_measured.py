@@ -38,3 +38,14 @@ def test_a_recorded_simulation_gives_its_own_pipeline_back() -> None:
 def test_a_recording_without_decodes_is_refused() -> None:
     with pytest.raises(ConfigError, match="record while requests are answered"):
         pipeline_of(Recording(2, 4, 0, 1, [], []))
+
+
+def test_sizes_that_did_not_occur_are_as_the_engine_expected_them() -> None:
+    """Twice as slow as expected where it was seen: twice as slow elsewhere."""
+    truth = pipeline([1.0, 1.0], curve="flat", stage_s=10 * MS)
+    result = run(truth, closed_loop(4, 16, 20, 50), record_until_s=1e9)
+    expected = [{2: 5 * MS, 8: 20 * MS}, {2: 2 * MS, 8: 8 * MS}]
+    end_ns = round(result.whole.end_s * 1e9)
+    costs = pipeline_of(Recording(2, 4, 0, end_ns, result.spans, result.driver_records, expected)).costs
+    assert list(costs.seconds(Load(2))) == pytest.approx([10 * MS, 10 * MS])
+    assert list(costs.seconds(Load(8))) == pytest.approx([40 * MS, 40 * MS])

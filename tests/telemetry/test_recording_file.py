@@ -50,7 +50,15 @@ def test_the_format_is_the_documented_one(file: Path) -> None:
     assert document["version"] == FORMAT_VERSION
     assert document["stages"][1] == {"layers": [2, 4], "device": "cpu"}
     recording = document["recording"]
-    assert set(recording) == {"pp_size", "in_flight_limit", "start_ns", "end_ns", "stage_records", "driver_records"}
+    assert list(recording) == [
+        "pp_size",
+        "in_flight_limit",
+        "start_ns",
+        "end_ns",
+        "stage_records",
+        "driver_records",
+        "decode_s",
+    ]
     step = dict(zip(document["stage_fields"], recording["stage_records"][0], strict=True))
     assert step["compute_start_ns"] < step["compute_end_ns"]
     event = dict(zip(document["driver_fields"], recording["driver_records"][0], strict=True))
@@ -154,11 +162,12 @@ def test_parts_add_up_to_the_whole() -> None:
     bounds = [whole.start_ns + n * (whole.end_ns - whole.start_ns) // 5 for n in range(6)]
     joined = part(whole, bounds[0], bounds[0])
     for start_ns, end_ns in pairwise(bounds):
-        joined = join(joined, part(whole, start_ns, end_ns))
+        joined = join(joined, replace(part(whole, start_ns, end_ns), decode_s=[{1: end_ns * 1.0}]))
     expected = part(whole, bounds[0], bounds[-1])
     assert sorted(joined.stage_records, key=str) == sorted(expected.stage_records, key=str)
     assert joined.driver_records == expected.driver_records
     assert account(joined) == account(expected)
+    assert joined.decode_s == [{1: bounds[-1]}]
 
 
 def test_gaps_are_not_glossed_over() -> None:
