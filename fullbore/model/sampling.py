@@ -2,6 +2,9 @@
 
 Every draw uses one uniform number keyed by (seed, choice, position) and the inverse of the cumulative distribution in
 token order, so that a result depends on neither the other rows, nor the number of stages, nor earlier draws.
+
+Order of operations (vLLM's): allowed tokens, bias, banned tokens, penalties (see shaping.py); then temperature, min_p,
+top_k, top_p. Log-probabilities (see logprobs.py) are those of the model, before any of these.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn.functional import threshold as zero_up_to
 
+from fullbore.model.shaping import is_shaped, shape_row
 from fullbore.scheduler.micro_batch import Sampling
 
 _GREEDY_BELOW = 1e-5  # temperatures below differ from greedy only between logits that are equal for all purposes
@@ -24,22 +28,28 @@ _MASK_64 = 2**64 - 1
 
 
 def sample(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[int | None]:
-    """One token id per row; None where the row has no finite maximum (NaN or infinite logits).
+    """One token id per row; None where the row has no finite maximum (NaN, infinite logits, or no token allowed).
 
-    `top_k` applies before `top_p`, which counts within the k tokens. Tokens that tie with the last one allowed are
-    allowed too, so that the choice does not depend on the order of a sort.
+    `min_p` applies before `top_k`, and `top_k` before `top_p`, which counts within the k tokens. Tokens that tie with
+    the last one allowed are allowed too, so that the choice does not depend on the order of a sort.
 
     Args:
-        logits: [rows, vocab_size], float32.
+        logits: [rows, vocab_size], float32; not changed.
         samplings: one per row.
     """
     if not samplings:
         return []
     highest, best_ids = logits.max(-1)
-    token_ids: list[int | None] = best_ids.tolist()
-    for row, maximum in enumerate(highest.tolist()):
-        if not isfinite(maximum):  # `max` passes NaN on, so the maximum alone tells whether a row can be used
-            token_ids[row] = None
+    # `max` passes NaN on, so the maximum alone tells whether a row can be used.
+    usable = [isfinite(maximum) for maximum in highest.tolist()]
+    shaped_rows = [row for row, sampling in enumerate(samplings) if is_shaped(sampling)]
+    if shaped_rows:
+        logits = logits.clone()
+        for row in shaped_rows:
+            shape_row(logits[row], samplings[row])
+            highest[row], best_ids[row] = logits[row].max(-1)
+            usable[row] = usable[row] and isfinite(highest[row].item())
+    token_ids = [token_id if is_usable else None for token_id, is_usable in zip(best_ids.tolist(), usable, strict=True)]
     random_rows = [row for row, s in enumerate(samplings) if token_ids[row] is not None and not _is_greedy(s)]
     if random_rows:
         if len(random_rows) < len(samplings):
@@ -79,10 +89,12 @@ def _draw(logits: torch.Tensor, highest: torch.Tensor, samplings: list[Sampling]
     temperature = torch.tensor([sampling.temperature for sampling in samplings], device=logits.device)
     torch.sub(logits, highest[:, None], out=weights)
     weights.div_(temperature[:, None]).exp_()
+    for row, sampling in enumerate(samplings):
+        if sampling.shaping is not None and sampling.shaping.min_p > 0:
+            _zero_below(weights[row], np.float32(sampling.shaping.min_p))
     blocks = padded.view(rows, num_blocks, _BLOCK)
     for row, threshold in _thresholds(weights, blocks, samplings).items():
-        limit = np.nextafter(threshold, np.float32(0)).item()  # what is equal stays
-        zero_up_to(weights[row], limit, 0, inplace=True)
+        _zero_below(weights[row], threshold)
 
     uniforms = [uniform(sampling.seed, sampling.choice, sampling.position) for sampling in samplings]
     target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
@@ -90,6 +102,10 @@ def _draw(logits: torch.Tensor, highest: torch.Tensor, samplings: list[Sampling]
     inside, _ = _invert_cumulative(blocks[torch.arange(rows, device=logits.device), block].double(), rest)
     token_ids: list[int] = (block * _BLOCK + inside).tolist()
     return token_ids
+
+
+def _zero_below(weights: torch.Tensor, threshold: np.float32) -> None:
+    zero_up_to(weights, np.nextafter(threshold, np.float32(0)).item(), 0, inplace=True)  # what is equal stays
 
 
 def _invert_cumulative(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

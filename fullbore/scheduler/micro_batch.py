@@ -9,6 +9,25 @@ from msgspec import Struct
 LaunchReason = Literal["slot-freed", "token-returned", "request-arrived", "memory-freed"]
 
 
+class Shaping(Struct, array_like=True, frozen=True, gc=False):
+    """What few requests ask for, so that the others need not carry it: changes to the logits before the draw.
+
+    Token ids are distinct within a field and packed as uint32, values as float32, both little-endian: they may be many
+    and are sent with every token, since stages remember nothing about requests.
+    """
+
+    bias_ids: bytes = b""
+    bias_values: bytes = b""  # added to the logits of `bias_ids`
+    banned_ids: bytes = b""  # never drawn
+    repetition_penalty: float = 1.0  # of tokens in prompt or output
+    presence_penalty: float = 0.0  # of tokens in the output
+    frequency_penalty: float = 0.0  # of tokens in the output, for each time
+    prompt_ids: bytes = b""
+    output_ids: bytes = b""
+    output_counts: bytes = b""  # uint32: how often each of `output_ids` occurs
+    min_p: float = 0.0  # least probability, as a share of the likeliest token's
+
+
 class Sampling(Struct, array_like=True, frozen=True, gc=False):
     """How the last stage draws one token. A pure function of logits and this, so it depends on neither batch nor P."""
 
@@ -18,6 +37,10 @@ class Sampling(Struct, array_like=True, frozen=True, gc=False):
     seed: int
     choice: int  # which of the request's `n` outputs; part of the random key
     position: int  # position in the sequence of the token to draw; part of the random key
+    # Allowed tokens, one bit each: of token i bit i % 8 of byte i // 8. Tokens beyond its end are not allowed.
+    mask: bytes | None = None
+    shaping: Shaping | None = None
+    num_logprobs: int | None = None  # report the token's log-probability, and those of so many likeliest tokens
 
 
 class Run(Struct, array_like=True, gc=False):

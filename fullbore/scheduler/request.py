@@ -63,6 +63,7 @@ class Request:
     seed: int = 0
     choice: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # the model's end tokens; empty with ignore_eos
+    mask: bytes | None = None  # allowed tokens of the next draw (see Sampling); whoever sets it renews it per token
     arrival_s: float = 0.0
     deadline_s: float | None = None
 

@@ -318,7 +318,9 @@ class Scheduler:
         end = start + tokens
         sampling = None
         if end == request.num_tokens:
-            sampling = Sampling(request.temperature, request.top_p, request.top_k, request.seed, request.choice, end)
+            sampling = Sampling(
+                request.temperature, request.top_p, request.top_k, request.seed, request.choice, end, request.mask
+            )
             entry.num_sampled += 1
         run = Run(request.request_id, request.epoch, start, request.tokens(start, end), request.block_ids, sampling)
         entry.requests.append(request)
