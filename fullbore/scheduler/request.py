@@ -9,8 +9,10 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict, force_setattr
 
 from fullbore.errors import RequestError
+from fullbore.scheduler.constraint import Constraint
 
-FinishReason = Literal["stop", "length", "abort", "timeout", "error"]  # error: logits that are not finite
+# error: logits that are not finite; grammar: one that became too complex while it was followed
+FinishReason = Literal["stop", "length", "abort", "timeout", "error", "grammar"]
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
@@ -63,7 +65,7 @@ class Request:
     seed: int = 0
     choice: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # the model's end tokens; empty with ignore_eos
-    mask: bytes | None = None  # allowed tokens of the next draw (see Sampling); whoever sets it renews it per token
+    constraint: Constraint | None = None  # what limits its output to a grammar
     arrival_s: float = 0.0
     deadline_s: float | None = None
 

@@ -318,8 +318,9 @@ class Scheduler:
         end = start + tokens
         sampling = None
         if end == request.num_tokens:
+            mask = None if request.constraint is None else request.constraint.mask()
             sampling = Sampling(
-                request.temperature, request.top_p, request.top_k, request.seed, request.choice, end, request.mask
+                request.temperature, request.top_p, request.top_k, request.seed, request.choice, end, mask
             )
             entry.num_sampled += 1
         run = Run(request.request_id, request.epoch, start, request.tokens(start, end), request.block_ids, sampling)
@@ -401,9 +402,11 @@ class Scheduler:
         request.ready_since_s = now_s
         self._counts["generated_tokens"] += 1
         reason: FinishReason | None = None
+        if request.constraint is not None:
+            reason = request.constraint.accept(token)
         if token in request.stop_token_ids:
             reason = "stop"
-        elif len(request.output_token_ids) >= request.max_tokens:
+        elif reason is None and len(request.output_token_ids) >= request.max_tokens:
             reason = "length"
         if reason is None:
             self._ready.append(request)
