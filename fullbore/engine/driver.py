@@ -255,6 +255,7 @@ def measure(driver: Driver, start_up: StartUp) -> None:
     most_requests = info.config.max_running_requests if cap == "auto" else cap
     probe = Probe(driver.scheduler.costs, start_up.run_alone, info.num_kv_blocks, info.config.page_size)
     probe.measure_decode(most_requests)
+    probe.measure_context(most_requests, info.context_length)
     probe.measure_prefill(min(info.config.chunked_prefill_size, info.context_length))
 
 

@@ -1,8 +1,8 @@
 """Measures the stages before the first request comes: what decode micro-batches of every size cost, and how long plans,
 hidden states and results are under way. It warms everything up, too: the first steps on new memory are slow ones.
 
-One synthetic micro-batch at a time goes through the real pipeline. Its runs begin at position 0, so that they read no
-KV but their own, and write where nothing is kept yet.
+One synthetic micro-batch at a time goes through the real pipeline. Its runs read and write KV where nothing is kept
+yet.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fullbore.telemetry.spans import StageRecord
 
 DECODE_BUDGET_S = 1.0  # no further sizes once this is spent
 PREFILL_BUDGET_S = 0.5
+CONTEXT_REQUESTS = 4
+CONTEXT_TOKENS = 2048  # that each of them reads: far more than what a step costs anyhow, to be told from noise
 REPETITIONS = 2  # the least counts: what disturbs a measurement only makes it longer
 _MOST_REPETITIONS = 4  # until the two least agree
 _AGREEMENT = 1.2
@@ -81,6 +83,19 @@ class Probe:
                 return
             tokens *= 2
 
+    def measure_context(self, most_requests: int, context_length: int) -> None:
+        """A micro-batch of requests that read as many cached tokens as there is room for, at most CONTEXT_TOKENS each.
+
+        Comes after `measure_decode`.
+        """
+        size = min(CONTEXT_REQUESTS, most_requests)
+        context = min(CONTEXT_TOKENS, context_length - 1, self._num_blocks * self._page_size // size - 1)
+        if context < 1:
+            return
+        passages = self._run_until_agreed(partial(self._decode, size, context))
+        for stage in range(len(self._costs.decode)):
+            self._costs.seed_context(stage, size, size * context, _busy_s(passages, stage))
+
     def _run_until_agreed(self, make: Callable[[], MicroBatch]) -> list[Passage]:
         """Repeats a measurement; more often where something seems to have disturbed it."""
         passages: list[Passage] = []
@@ -100,10 +115,13 @@ class Probe:
             costs.hops_s[stage] = _median_s(hops_ns)
         costs.return_s = _median_s(p.returned_ns - p.records[-1].sample_end_ns for p in passages)
 
-    def _decode(self, num_requests: int) -> MicroBatch:
-        return self._micro_batch(
-            [Run(~k, 0, 0, [0], [k % self._num_blocks], _AS_API_DEFAULT) for k in range(num_requests)]
-        )
+    def _decode(self, num_requests: int, context: int = 0) -> MicroBatch:
+        length = context // self._page_size + 1  # blocks of one request
+        runs = []
+        for k in range(num_requests):
+            blocks = [block % self._num_blocks for block in range(k * length, (k + 1) * length)]
+            runs.append(Run(~k, 0, context, [0], blocks, _AS_API_DEFAULT))
+        return self._micro_batch(runs)
 
     def _chunk(self, num_tokens: int) -> MicroBatch:
         blocks = [block % self._num_blocks for block in range(ceil(num_tokens / self._page_size))]

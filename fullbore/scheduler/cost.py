@@ -1,9 +1,11 @@
 """What a micro-batch costs on each stage, learned from the stages' own records.
 
-Decode: a curve s_i(b) per stage, from points (requests, seconds) with linear interpolation, times a drift factor that
-follows what all sizes have in common (longer contexts, a busier machine). Prefill: seconds = c + b·x + a·q, where x is
-the chunk's tokens and q = (L+x)² - L² its attention work after L earlier tokens (the a·L² + b·L + c of SGLang's
-dynamic chunking, summed over a micro-batch's chunks).
+Decode: s_i(b, T) = drift · (curve_i(b) + k_i·T), where the curve goes through points (requests, seconds) with linear
+interpolation, T is the cached tokens that the requests read together, and drift follows what all sizes have in common
+(a busier machine). Without T, long contexts would look like a dearer fixed part, which splitting would have to pay
+again in every micro-batch. Prefill: seconds = c + b·x + a·q, where x is the chunk's tokens and q = (L+x)² - L² its
+attention work after L earlier tokens (the a·L² + b·L + c of SGLang's dynamic chunking, summed over a micro-batch's
+chunks).
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ _MOVED = 0.01
 
 @dataclass
 class DecodeCurve:
-    """Seconds of one stage for a decode micro-batch, by number of requests."""
+    """Seconds of one stage for a decode micro-batch, by number of requests and what they read from the KV cache."""
 
     sizes: list[int] = field(default_factory=list)
-    seconds: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # without reading any cached token
     samples: dict[int, int] = field(default_factory=dict)
+    context_token_s: float = 0.0
     drift: float = 1.0
 
     def add_point(self, size: int, seconds: float) -> None:
@@ -36,35 +39,46 @@ class DecodeCurve:
         self.seconds[size] = seconds
         self.samples[size] = _NEW_POINT_SAMPLES
 
-    def observe(self, size: int, seconds: float) -> None:
+    def add_context_point(self, size: int, context_tokens: int, seconds: float) -> None:
+        """Sets what a cached token costs, as a probe measured it for a size that is known without any."""
+        self.context_token_s = max(seconds - self.at(size), 0.0) / context_tokens
+
+    def observe(self, size: int, seconds: float, context_tokens: int = 0) -> None:
         """Takes in one record of serving."""
+        reading_s = self.context_token_s * context_tokens
         count = self.samples.get(size, 0)
         if count < _NEW_POINT_SAMPLES:
             mean = self.seconds.get(size, 0.0)
             if count == 0:
                 insort(self.sizes, size)
-            self.seconds[size] = mean + (seconds / self.drift - mean) / (count + 1)
+            # Never less than half: if reading costs less than was thought, the drift will tell.
+            own_s = max(seconds / self.drift - reading_s, seconds / self.drift / 2)
+            self.seconds[size] = mean + (own_s - mean) / (count + 1)
             self.samples[size] = count + 1
         else:
-            ratio = seconds / max(self.seconds[size], 1e-12)
+            ratio = seconds / max(self.seconds[size] + reading_s, 1e-12)
             # A lone outlier (a page fault, a neighbour's burst) must not move the curve by more than its weight.
             ratio = min(max(ratio, self.drift / 2), self.drift * 2)
             self.drift += _DRIFT_WEIGHT * (ratio - self.drift)
 
-    def at(self, size: int) -> float:
-        """Seconds for `size` requests; beyond the points, along the last segment."""
+    def at(self, size: int, context_tokens: float = 0) -> float:
+        """Seconds for `size` requests that read `context_tokens` together."""
+        return (self._without_context(size) + self.context_token_s * context_tokens) * self.drift
+
+    def _without_context(self, size: int) -> float:
+        """Between the points on straight lines; beyond them, along the last segment."""
         sizes = self.sizes
         if len(sizes) == 1:
-            return self.seconds[sizes[0]] * self.drift
+            return self.seconds[sizes[0]]
         right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
         low, high = sizes[right - 1], sizes[right]
         if size == high:
-            return self.seconds[high] * self.drift
+            return self.seconds[high]
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         value = self.seconds[low] + slope * (size - low)
         if not low < size < high:  # a noisy segment must not extrapolate to nothing
             value = max(value, min(self.seconds.values()) / 2)
-        return value * self.drift
+        return value
 
 
 class PrefillFit:
@@ -149,7 +163,7 @@ class CostModel:
         self.version = 0  # changes when estimates moved enough to reconsider decisions
         self._considered: list[float] = []  # the estimates when `version` last changed
         self._observed = 0
-        self._memo: dict[int, tuple[float, float]] = {}
+        self._memo: dict[tuple[int, int], tuple[float, float]] = {}
 
     @property
     def knows_decode(self) -> bool:
@@ -170,16 +184,26 @@ class CostModel:
         self.decode[stage].add_point(num_requests, seconds)
         self._reconsider()
 
-    def observe(self, stage: int, num_decodes: int, tokens: int, token_pairs: float, seconds: float) -> None:
-        """One stage's record of a micro-batch of `num_decodes` decodes and prefill chunks of `tokens` in all."""
+    def seed_context(self, stage: int, num_requests: int, context_tokens: int, seconds: float) -> None:
+        """A probe's measurement of requests that read `context_tokens` together."""
+        self.decode[stage].add_context_point(num_requests, context_tokens, seconds)
+        self._reconsider()
+
+    def observe(
+        self, stage: int, num_decodes: int, tokens: int, token_pairs: float, seconds: float, context_tokens: int = 0
+    ) -> None:
+        """One stage's record of a micro-batch.
+
+        It has `num_decodes` decodes, which read `context_tokens` together, and prefill chunks of `tokens` in all.
+        """
         curve = self.decode[stage]
         if tokens == 0:
-            curve.observe(num_decodes, seconds)
+            curve.observe(num_decodes, seconds, context_tokens)
         elif num_decodes == 0:
             self.prefill[stage].observe(tokens, token_pairs, seconds)
         elif curve.sizes:
             # What the chunk added: keep the fixed part in, it is paid once whether decodes ride along or not.
-            added = seconds - curve.at(num_decodes) + self.prefill[stage].base_s
+            added = seconds - curve.at(num_decodes, context_tokens) + self.prefill[stage].base_s
             if added > 0:
                 self.prefill[stage].observe(tokens, token_pairs, added)
         self._observed += 1
@@ -199,12 +223,15 @@ class CostModel:
     def observe_return(self, seconds: float) -> None:
         self.return_s = _towards(self.return_s, seconds)
 
-    def decode_s(self, num_requests: int) -> tuple[float, float]:
-        """(Σ_i s_i, max_i s_i) for a decode micro-batch of that many requests."""
-        found = self._memo.get(num_requests)
+    def decode_s(self, num_requests: int, context: int = 0) -> tuple[float, float]:
+        """(Σ_i s_i, max_i s_i) for a decode micro-batch of that many requests of `context` tokens each.
+
+        Callers round `context`: every value is remembered until the estimates move.
+        """
+        found = self._memo.get((num_requests, context))
         if found is None:
-            times = [curve.at(num_requests) for curve in self.decode]
-            found = self._memo[num_requests] = (sum(times), max(times))
+            times = [curve.at(num_requests, num_requests * context) for curve in self.decode]
+            found = self._memo[num_requests, context] = (sum(times), max(times))
         return found
 
     def decode_points(self) -> list[dict[int, float]]:

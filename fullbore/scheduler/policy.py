@@ -1,6 +1,7 @@
 """How many micro-batches, and how many prompt tokens in each. Pure functions of the cost estimates.
 
-Decode. With D requests in m micro-batches of sizes b_j (differing by at most one) the cycle is
+Decode. With D requests, which read `context` cached tokens each, in m micro-batches of sizes b_j (differing by at most
+one) the cycle is
     max( Σ_i s_i(max b_j) + Σh + c ,  max_i Σ_j s_i(b_j) )
 since a request can start its next step only after its token came back (first term), and a stage runs one micro-batch
 at a time (second). For costs of the form (size factor × stage factor) this is exact: any other critical circuit of
@@ -28,21 +29,28 @@ _FIRST_TOKEN_WEIGHT = 4
 _EVEN_ENOUGH = 0.05
 
 
-def decode_cycle_s(costs: CostModel, num_requests: int, num_micro_batches: int) -> float:
+def decode_cycle_s(costs: CostModel, num_requests: int, num_micro_batches: int, context: int = 0) -> float:
     """Predicted seconds in which each of `num_requests` gets one token."""
     small, larger = divmod(num_requests, num_micro_batches)
     if larger == 0:
-        total, slowest = costs.decode_s(small)
+        total, slowest = costs.decode_s(small, context)
         return max(total + costs.overhead_s, num_micro_batches * slowest)
-    total, slowest = costs.decode_s(small + 1)
+    total, slowest = costs.decode_s(small + 1, context)
     gate = larger * slowest
     if small:
-        gate += (num_micro_batches - larger) * costs.decode_s(small)[1]
+        gate += (num_micro_batches - larger) * costs.decode_s(small, context)[1]
     return max(total + costs.overhead_s, gate)
 
 
-def best_micro_batches(costs: CostModel, num_requests: int, num_stages: int, limit: int, max_requests: int) -> int:
-    """m*: into how many micro-batches to spread `num_requests` decoding requests.
+def rounded_context(tokens: int) -> int:
+    """A context length to three significant bits: what the estimates can tell apart, and few enough to remember."""
+    return tokens & -(1 << max(tokens.bit_length() - 3, 6))
+
+
+def best_micro_batches(
+    costs: CostModel, num_requests: int, num_stages: int, limit: int, max_requests: int, context: int = 0
+) -> int:
+    """m*: into how many micro-batches to spread `num_requests` decoding requests of `context` tokens each.
 
     Args:
         limit: most micro-batches in flight.
@@ -55,7 +63,7 @@ def best_micro_batches(costs: CostModel, num_requests: int, num_stages: int, lim
     usual = min(max(num_stages, least), most)
     if not costs.knows_decode:
         return usual
-    cycles = {m: decode_cycle_s(costs, num_requests, m) for m in range(least, most + 1)}
+    cycles = {m: decode_cycle_s(costs, num_requests, m, context) for m in range(least, most + 1)}
     fastest = min(cycles.values())
     if cycles[usual] <= fastest * _MIN_GAIN:
         return usual
@@ -71,16 +79,17 @@ def prefill_quota_tokens(
     num_stages: int,
     budget_tokens: int,
     min_chunk_tokens: int,
+    context: int = 0,
 ) -> int:
     """Prompt tokens per micro-batch that spread `waiting_tokens` evenly and keep every stage busy.
 
-    `num_decoding` requests are decoding, `num_decodes` of them in each micro-batch. The result is at most
-    `budget_tokens`, and at least `min_chunk_tokens` where so many wait.
+    `num_decoding` requests of `context` tokens are decoding, `num_decodes` of them in each micro-batch. The result is
+    at most `budget_tokens`, and at least `min_chunk_tokens` where so many wait.
     """
     if waiting_tokens <= 0:
         return budget_tokens
     fewest = ceil(waiting_tokens / budget_tokens)
-    alpha = costs.decode_s(num_decodes)[1] if num_decodes and costs.knows_decode else costs.fixed_s()
+    alpha = costs.decode_s(num_decodes, context)[1] if num_decodes and costs.knows_decode else costs.fixed_s()
     if costs.knows_prefill and alpha > 0:
         beta = costs.slowest_prefill().per_token_s
         delayed = num_decoding / _FIRST_TOKEN_WEIGHT + waiting_requests

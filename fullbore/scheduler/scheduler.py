@@ -32,7 +32,13 @@ from fullbore.errors import RequestError
 from fullbore.scheduler.cost import CostModel
 from fullbore.scheduler.kv_blocks import ROOT, BlockPool
 from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run, Sampling
-from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_depth, prefill_quota_tokens
+from fullbore.scheduler.policy import (
+    best_micro_batches,
+    chunk_tokens,
+    prefill_depth,
+    prefill_quota_tokens,
+    rounded_context,
+)
 from fullbore.scheduler.request import FinishReason, Request, TokenOutput
 from fullbore.telemetry.spans import DriverRecord, StageRecord
 
@@ -73,6 +79,7 @@ class InFlight:
     prefill_tokens: int
     prefill_token_pairs: int
     num_sampled: int
+    context_tokens: int = 0  # cached tokens that the decodes read
     stage_end_ns: dict[int, int] = field(default_factory=dict)  # stage -> end of its send (or sample)
 
 
@@ -108,6 +115,7 @@ class Scheduler:
         self._prefilling: Request | None = None  # the newest running request, while it has prompt tokens to launch
         self._ready: deque[Request] = deque()  # one token to launch, none in flight
         self._num_decoding = 0  # past their last chunk: ready or in flight
+        self._decoding_tokens = 0  # of those, prompt and output
         self._content: dict[int, tuple[int, int]] = {}  # request -> (registered blocks, content id of the last)
         self._deadlines: list[tuple[float, int]] = []  # heap; entries of requests that ended are skipped
         self._refused_with: tuple[int, int, int] | None = None  # what memory last refused admission for, see _admit
@@ -119,7 +127,7 @@ class Scheduler:
 
         self._waiting_tokens = 0  # prompt tokens still to launch: waiting and prefilling
         self._quota_tokens = config.chunked_prefill_size
-        self._micro_batch_memo: dict[int, int] = {}
+        self._micro_batch_memo: dict[tuple[int, int], int] = {}
         self._memo_version = -1
 
         self._now_s = 0.0  # of the latest call that told the time
@@ -257,6 +265,7 @@ class Scheduler:
             chosen.sort(key=_ARRIVAL)
             for request in chosen:
                 if request.request_id in self._running and self._make_room_for_decode(request):
+                    entry.context_tokens += request.num_launched_tokens
                     self._append_run(entry, request, 1)
                     entry.num_decodes += 1
 
@@ -286,6 +295,7 @@ class Scheduler:
                 return  # what follows in this prompt is the next micro-batch's
             self._prefilling = None
             self._num_decoding += 1
+            self._decoding_tokens += request.num_tokens
 
     def _is_full_for_prefill(self) -> bool:
         """Whether prompt tokens had better wait for the next decodes and ride along than travel on their own."""
@@ -342,7 +352,7 @@ class Scheduler:
         # Work of the stage: it cannot take the next micro-batch meanwhile. Waiting for the send is not part of it.
         busy_s = (record.sample_end_ns - record.compute_start_ns) * 1e-9
         pairs = float(entry.prefill_token_pairs)
-        self.costs.observe(record.stage, entry.num_decodes, entry.prefill_tokens, pairs, busy_s)
+        self.costs.observe(record.stage, entry.num_decodes, entry.prefill_tokens, pairs, busy_s, entry.context_tokens)
         self._observe_way_to(entry, record, free_ns)
         entry.stage_end_ns[record.stage] = record.sample_end_ns
 
@@ -399,6 +409,7 @@ class Scheduler:
 
     def _append_token(self, request: Request, token: int, now_s: float) -> TokenOutput:
         request.output_token_ids.append(token)
+        self._decoding_tokens += 1
         request.ready_since_s = now_s
         self._counts["generated_tokens"] += 1
         reason: FinishReason | None = None
@@ -412,6 +423,7 @@ class Scheduler:
             self._ready.append(request)
         else:
             self._num_decoding -= 1
+            self._decoding_tokens -= request.num_tokens
             self._forget(request, reason)
         return TokenOutput(request.request_id, token, reason, request.num_cached_tokens)
 
@@ -449,6 +461,7 @@ class Scheduler:
             self._waiting_tokens -= remaining
         else:
             self._num_decoding -= 1
+            self._decoding_tokens -= request.num_tokens
             if request in self._ready:
                 self._ready.remove(request)
 
@@ -567,13 +580,17 @@ class Scheduler:
         if self._memo_version != self.costs.version:
             self._micro_batch_memo.clear()
             self._memo_version = self.costs.version
-        found = self._micro_batch_memo.get(num_requests)
+        context = self._mean_context()
+        found = self._micro_batch_memo.get((num_requests, context))
         if found is None:
             found = best_micro_batches(
-                self.costs, num_requests, self.config.pp_size, self.in_flight_limit, self._max_requests()
+                self.costs, num_requests, self.config.pp_size, self.in_flight_limit, self._max_requests(), context
             )
-            self._micro_batch_memo[num_requests] = found
+            self._micro_batch_memo[num_requests, context] = found
         return found
+
+    def _mean_context(self) -> int:
+        return rounded_context(self._decoding_tokens // self._num_decoding) if self._num_decoding else 0
 
     def _add_waiting_tokens(self, request: Request) -> None:
         """Counts the request's tokens as waiting, and spreads all that wait anew."""
@@ -587,6 +604,7 @@ class Scheduler:
             self.config.pp_size,
             self.config.chunked_prefill_size,
             self._min_chunk_tokens,
+            self._mean_context(),
         )
 
     def _prefill_room_tokens(self) -> int:

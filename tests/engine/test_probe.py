@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import ceil
 
 import pytest
 from engine_helpers import MODEL, add_request, collect, config, expected, prompt_of, tokens_of
@@ -130,10 +131,33 @@ def test_prompt_chunks() -> None:
     assert stages.micro_batches == []
 
 
+def test_contexts() -> None:
+    def reading(stage: int, micro_batch: MicroBatch) -> float:
+        return (stage + 1) * (10 + micro_batch.num_tokens + 0.01 * sum(run.start for run in micro_batch.runs))
+
+    stages = Stages(2, reading)
+    costs = CostModel(2)
+    probe = Probe(costs, stages.run_alone, num_blocks=1000, page_size=16)
+    probe.measure_decode(8)
+    stages.micro_batches.clear()
+    probe.measure_context(8, context_length=1000)
+    assert costs.decode[1].at(2, 500) == pytest.approx(2 * (10 + 2 + 5) * 1e-3)
+    blocks = [block for run in stages.micro_batches[0].runs for block in run.block_ids]
+    assert len(blocks) == len(set(blocks)) == 4 * ceil(1000 / 16), "each reads memory of its own"
+
+    probe.measure_context(8, context_length=1)  # nothing can be read: nothing is measured
+    small = Probe(CostModel(2), stages.run_alone, num_blocks=2, page_size=16)
+    small.measure_decode(1)
+    small.measure_context(1, context_length=1000)
+    assert stages.micro_batches[-1].runs[0].start == 31
+    assert max(stages.micro_batches[-1].runs[0].block_ids) == 1
+
+
 def test_ids_are_negative_and_used_once() -> None:
     stages = Stages(1, affine)
     probe = Probe(CostModel(1), stages.run_alone, num_blocks=1, page_size=16)
     probe.measure_decode(8)
+    probe.measure_context(8, 4096)
     probe.measure_prefill(64)
     ids = [micro_batch.id for micro_batch in stages.micro_batches]
     assert len(set(ids)) == len(ids)

@@ -281,6 +281,7 @@ class Traffic:
 
         prefilling = scheduler._prefilling
         assert scheduler._num_decoding == sum(r is not prefilling for r in running)
+        assert scheduler._decoding_tokens == sum(r.num_tokens for r in running if r is not prefilling)
         unlaunched = [*waiting, *([prefilling] if prefilling else [])]
         assert scheduler._waiting_tokens == sum(r.num_tokens - r.num_launched_tokens for r in unlaunched)
         state = scheduler.state()

@@ -83,7 +83,7 @@ def test_choosing_m_looks_at_each_size_once() -> None:
     looks = 0
 
     class Counting(DecodeCurve):
-        def at(self, size: int) -> float:
+        def at(self, size: int, context_tokens: float = 0) -> float:
             nonlocal looks
             looks += 1
             return 0.01 + 0.0001 * size

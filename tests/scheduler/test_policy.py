@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
+import pytest
+
 from fullbore.scheduler.cost import CostModel
-from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_quota_tokens
+from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_quota_tokens, rounded_context
 
 MS = 1e-3
 
@@ -75,6 +77,43 @@ def test_flat_curve_and_slow_last_stage_want_one_micro_batch() -> None:
         for size in (1, 64):
             model.seed_decode(stage, size, (20 if stage == 7 else 10) * MS)
     assert best_micro_batches(model, 16, 8, 16, 256) <= 4
+
+
+def with_contexts(base_ms: float, context_token_ms: float) -> CostModel:
+    """Four stages with flat curves, the last twice as slow; cached tokens cost the same on all."""
+    model = CostModel(4)
+    for stage in range(4):
+        own_ms = base_ms * (2 if stage == 3 else 1)
+        for size in (1, 64):
+            model.seed_decode(stage, size, own_ms * MS)
+        model.seed_context(stage, 4, 4096, (own_ms + 4096 * context_token_ms) * MS)
+    return model
+
+
+def test_reading_long_contexts_is_shared_by_splitting() -> None:
+    """What a context costs is paid once however many micro-batches there are; the fixed part in each of them."""
+    model = with_contexts(10, 0.005)
+    assert best_micro_batches(model, 16, 4, 8, 256, context=0) <= 2
+    assert best_micro_batches(model, 16, 4, 8, 256, context=16_384) >= 4
+
+
+def test_growing_contexts_are_not_taken_for_a_slower_machine() -> None:
+    model = with_contexts(10, 0.005)
+    for context in range(0, 16_384, 64):
+        for stage in range(4):
+            own_ms = 20 if stage == 3 else 10
+            model.observe(stage, 4, 0, 0.0, (own_ms + 4 * context * 0.005) * MS, 4 * context)
+    for curve in model.decode:
+        assert curve.drift == pytest.approx(1.0)
+    assert best_micro_batches(model, 16, 4, 8, 256, context=64) <= 2
+    assert model.decode_s(4, 8192)[1] == pytest.approx((20 + 4 * 8192 * 0.005) * MS)
+
+
+def test_contexts_are_rounded_to_what_can_be_told_apart() -> None:
+    assert [rounded_context(tokens) for tokens in (0, 63, 64, 500, 8191, 8192, 9000, 16_383)] == [
+        *(0, 0, 64, 448, 7168, 8192, 8192, 14_336)
+    ]
+    assert len({rounded_context(tokens) for tokens in range(131_072)}) < 64
 
 
 def test_one_micro_batch_per_stage_unless_another_number_is_clearly_better() -> None:
