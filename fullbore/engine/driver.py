@@ -20,6 +20,7 @@ import zmq
 from fullbore.config import EngineConfig
 from fullbore.engine import run_dir
 from fullbore.engine.child import ParentWatch, ignore_terminal_signals
+from fullbore.engine.grammar import GrammarCompiler, GrammarConstraint, GrammarQueue, Pending
 from fullbore.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -96,6 +97,9 @@ class Links:
         socket = self.context.socket(kind)
         socket.set_hwm(0)  # bounded by the requests that run; a full queue would only block this loop
         return socket
+
+    def wait_also_for(self, source: GrammarQueue) -> None:
+        self._poller.register(source, zmq.POLLIN)
 
     def wait(self, timeout_ms: int) -> None:
         self._poller.poll(timeout_ms)
@@ -271,10 +275,12 @@ def _raise_if_dead(supervisor: Supervisor) -> None:
 class Driver:
     """Serves requests with stages that are up."""
 
-    def __init__(self, info: EngineInfo, links: Links, supervisor: Supervisor) -> None:
+    def __init__(self, info: EngineInfo, links: Links, supervisor: Supervisor, grammars: GrammarQueue) -> None:
         config = info.config
         self.links = links
         self.supervisor = supervisor
+        self.grammars = grammars
+        links.wait_also_for(grammars)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 num_kv_blocks=info.num_kv_blocks,
@@ -307,7 +313,9 @@ class Driver:
                 self._take_from_stage(message)
             for request in self.links.client_messages():
                 self._take_from_client(request)
-            self._cut(self.scheduler.expire(time.monotonic()))
+            for pending, constraint in self.grammars.finished():
+                self._take_compiled(pending, constraint)
+            self._expire(time.monotonic())
             self._launch()
             self._hand_out()
             self._look_after_stages()
@@ -352,7 +360,20 @@ class Driver:
         if self._stop_at_s is not None:
             self.links.send(Rejected(message.request_id, "The server is shutting down.", None, is_stopping=True))
             return
-        now_s = time.monotonic()
+        constraint = None if message.grammar is None else self.grammars.cached(message.grammar)
+        if message.grammar is None or constraint is not None:
+            self._enter(message, constraint, time.monotonic())
+        else:  # the scheduler hears of it when it can run
+            self._live.add(message.request_id)
+            self.grammars.add(message, message.grammar, time.monotonic())
+
+    def _take_compiled(self, pending: Pending, constraint: GrammarConstraint | RequestError) -> None:
+        if isinstance(constraint, RequestError):
+            self._reject(pending.message.request_id, constraint)
+        else:
+            self._enter(pending.message, constraint, pending.arrival_s)
+
+    def _enter(self, message: AddRequest, constraint: GrammarConstraint | None, arrival_s: float) -> None:
         request = Request(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
@@ -363,17 +384,22 @@ class Driver:
             seed=message.seed,
             choice=message.choice,
             stop_token_ids=frozenset() if message.ignore_eos else self._stop_tokens,
-            arrival_s=now_s,
-            deadline_s=None if message.timeout_s is None else now_s + message.timeout_s,
+            constraint=constraint,
+            arrival_s=arrival_s,
+            deadline_s=None if message.timeout_s is None else arrival_s + message.timeout_s,
         )
         try:
             self._check_vocabulary(message.prompt_token_ids)
             self.scheduler.add(request)
         except RequestError as error:
-            self.links.send(Rejected(message.request_id, str(error), error.param))
+            self._reject(message.request_id, error)
         else:
             self._live.add(message.request_id)
             self._write_down("arrival")
+
+    def _reject(self, request_id: int, error: RequestError) -> None:
+        self._live.discard(request_id)
+        self.links.send(Rejected(request_id, str(error), error.param))
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         """The last guard: an id that has no embedding would end the first stage, and with it the engine."""
@@ -381,9 +407,16 @@ class Driver:
             raise RequestError(f"Token ids must be between 0 and {self.info.vocab_size - 1}.", param="prompt")
 
     def _abort(self, request_id: int) -> None:
+        if self.grammars.remove(request_id):
+            self._outputs.append(TokenOutput(request_id, None, "abort"))
+            return
         output = self.scheduler.abort(request_id)
         if output is not None:
             self._cut([output])
+
+    def _expire(self, now_s: float) -> None:
+        self._outputs += [TokenOutput(request_id, None, "timeout") for request_id in self.grammars.expire(now_s)]
+        self._cut(self.scheduler.expire(now_s))
 
     def _cut(self, ends: list[TokenOutput]) -> None:
         """Takes note of requests that ended before their time."""
@@ -436,8 +469,10 @@ class Driver:
         self.supervisor.wait_for_exits()
 
     def stats(self) -> EngineStats:
+        state = asdict(self.scheduler.state())
+        state["waiting"] += len(self.grammars)
         return EngineStats(
-            **asdict(self.scheduler.state()),
+            **state,
             max_in_flight=max(self.records.in_flight_at_launch, default=0),
             in_flight_at_launch=dict(self.records.in_flight_at_launch),
             requests_in_micro_batch=dict(self.records.requests_in_micro_batch),
@@ -459,7 +494,9 @@ def run(setup: DriverSetup, links: Links) -> None:
     supervisor = start_stages(setup.config, placement, setup.run_dir, links)
     try:
         start_up = StartUp(setup.config, links, supervisor)
-        driver = Driver(bring_up(setup.config, placement, start_up), links, supervisor)
+        grammars = GrammarQueue(GrammarCompiler(placement.path, placement.vocab_size, placement.eos_token_ids))
+        driver = Driver(bring_up(setup.config, placement, start_up), links, supervisor, grammars)
+        start_up.wait_until(lambda: grammars.is_loaded)
         supervisor.is_serving = True
         report("measuring the stages", 0, 0)
         measure(driver, start_up)

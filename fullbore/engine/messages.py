@@ -127,6 +127,7 @@ class AddRequest(Struct, tag=True):
     ignore_eos: bool
     choice: int = 0
     timeout_s: float | None = None
+    grammar: str | None = None  # that the output must follow, in llguidance's serialised form (see text.grammar)
 
 
 class AbortRequest(Struct, tag=True):
