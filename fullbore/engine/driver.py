@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 
 import msgspec
@@ -60,6 +60,7 @@ from fullbore.errors import EngineDeadError, FullboreError, RequestError
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import Request, TokenOutput
 from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
+from fullbore.scheduler.shaper import Shaper
 from fullbore.telemetry.spans import StageRecord
 
 _POLL_MS = 100  # the most that deadlines, the supervisor's look and a stop may be late
@@ -334,7 +335,8 @@ class Driver:
                 self._progress[record.micro_batch_id] = record.stage + 1
         else:
             self._progress.pop(record.micro_batch_id, None)
-            self._outputs += self.scheduler.complete(record.micro_batch_id, message.token_ids or [], now_s)
+            token_ids = message.token_ids or []
+            self._outputs += self.scheduler.complete(record.micro_batch_id, token_ids, now_s, message.logprobs)
             self._write_down("result", self._in_flight.pop(record.micro_batch_id))
 
     def _write_down(self, event: str, micro_batch: MicroBatch | None = None) -> None:
@@ -374,37 +376,47 @@ class Driver:
             self._enter(pending.message, constraint, pending.arrival_s)
 
     def _enter(self, message: AddRequest, constraint: GrammarConstraint | None, arrival_s: float) -> None:
-        request = Request(
-            request_id=message.request_id,
-            prompt_token_ids=message.prompt_token_ids,
-            max_tokens=message.max_tokens,
-            temperature=message.temperature,
-            top_p=message.top_p,
-            top_k=message.top_k,
-            seed=message.seed,
-            choice=message.choice,
-            stop_token_ids=frozenset() if message.ignore_eos else self._stop_tokens,
-            constraint=constraint,
-            arrival_s=arrival_s,
-            deadline_s=None if message.timeout_s is None else arrival_s + message.timeout_s,
-        )
         try:
-            self._check_vocabulary(message.prompt_token_ids)
-            self.scheduler.add(request)
+            self.scheduler.add(self._request(message, constraint, arrival_s))
         except RequestError as error:
             self._reject(message.request_id, error)
         else:
             self._live.add(message.request_id)
             self._write_down("arrival")
 
+    def _request(self, message: AddRequest, constraint: GrammarConstraint | None, arrival_s: float) -> Request:
+        """The scheduler's form of a request; raises RequestError."""
+        prompt, options = message.prompt_token_ids, message.options
+        self._check_vocabulary(prompt, "prompt")
+        self._check_vocabulary(message.stop_token_ids, "stop_token_ids")
+        self._check_vocabulary([] if options is None else options.logit_bias, "logit_bias")
+        stop_token_ids = frozenset(message.stop_token_ids) | (frozenset() if message.ignore_eos else self._stop_tokens)
+        return Request(
+            request_id=message.request_id,
+            prompt_token_ids=prompt,
+            max_tokens=message.max_tokens,
+            temperature=message.temperature,
+            top_p=message.top_p,
+            top_k=message.top_k,
+            seed=message.seed,
+            choice=message.choice,
+            stop_token_ids=stop_token_ids,
+            shaper=None if options is None else Shaper(options, prompt, stop_token_ids),
+            num_logprobs=message.num_logprobs,
+            num_prompt_logprobs=message.num_prompt_logprobs,
+            constraint=constraint,
+            arrival_s=arrival_s,
+            deadline_s=None if message.timeout_s is None else arrival_s + message.timeout_s,
+        )
+
     def _reject(self, request_id: int, error: RequestError) -> None:
         self._live.discard(request_id)
         self.links.send(Rejected(request_id, str(error), error.param))
 
-    def _check_vocabulary(self, token_ids: list[int]) -> None:
-        """The last guard: an id that has no embedding would end the first stage, and with it the engine."""
+    def _check_vocabulary(self, token_ids: Collection[int], param: str) -> None:
+        """The last guard: an id that is not in the vocabulary would end a stage, and with it the engine."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.info.vocab_size:
-            raise RequestError(f"Token ids must be between 0 and {self.info.vocab_size - 1}.", param="prompt")
+            raise RequestError(f"Token ids must be between 0 and {self.info.vocab_size - 1}.", param=param)
 
     def _abort(self, request_id: int) -> None:
         if self.grammars.remove(request_id):
@@ -426,7 +438,7 @@ class Driver:
 
     def _launch(self) -> None:
         while (micro_batch := self.scheduler.next_micro_batch(time.monotonic())) is not None:
-            self.supervisor.send(Execute(micro_batch))
+            self.supervisor.send_plan(micro_batch)
             if not self._progress:
                 self._progress_s = time.monotonic()
             self._progress[micro_batch.id] = 0

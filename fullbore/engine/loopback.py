@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from fullbore.engine.messages import Execute, encode, to_stage_decoder
+from fullbore.engine.messages import Execute, encode_plan, to_stage_decoder
 from fullbore.engine.records import Records
 from fullbore.engine.runner import Runner
 from fullbore.engine.transport import LoopbackTransport, Received
+from fullbore.scheduler.logprobs import MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import Request, TokenOutput
 from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -57,19 +58,20 @@ class LoopbackStage:
         """A plan is here, and what the stage before must send for it."""
         return bool(self.plans) and (self.is_first or bool(self.transport.inbox))
 
-    def execute(self) -> tuple[MicroBatch, list[int | None] | None]:
-        """The next micro-batch, and on the last stage its tokens."""
+    def execute(self) -> tuple[MicroBatch, list[int | None] | None, MicroBatchLogprobs | None]:
+        """The next micro-batch, and on the last stage its tokens and log-probabilities."""
         micro_batch, received = self.plans.popleft()
         hidden = None if received is None else received.wait()
         output = self.runner.forward(micro_batch, hidden)
-        token_ids = None
+        token_ids = logprobs = None
         if self.is_last:
             token_ids = self.runner.sample(micro_batch, output)
+            logprobs = self.runner.logprobs(micro_batch, output, token_ids)
         else:
             self.transport.send(micro_batch.id, output)
         if received is not None:
             received.release()
-        return micro_batch, token_ids
+        return micro_batch, token_ids, logprobs
 
 
 class LoopbackEngine:
@@ -144,14 +146,14 @@ class LoopbackEngine:
         while (micro_batch := self.scheduler.next_micro_batch(self.now_s)) is not None:
             self.in_flight += 1
             self.records.add_event(self.scheduler.record("launch", int(self.now_s * 1e9), micro_batch))
-            message = encode(Execute(micro_batch))
+            for_earlier, for_last = encode_plan(micro_batch)
             for stage in self.stages:  # every stage has its own copy, as between processes
-                execute = to_stage_decoder.decode(message)
+                execute = to_stage_decoder.decode(for_last if stage.is_last else for_earlier)
                 assert isinstance(execute, Execute)
                 stage.take(execute.micro_batch)
 
     def _execute(self, stage: LoopbackStage) -> list[TokenOutput]:
-        micro_batch, token_ids = stage.execute()
+        micro_batch, token_ids, logprobs = stage.execute()
         now_ns = int(self.now_s * 1e9)
         start_ns = now_ns - int(_TICK_S * 1e9)
         record = StageRecord(stage.stage, micro_batch.id, *[start_ns] * 4, *[now_ns] * 4)
@@ -160,4 +162,4 @@ class LoopbackEngine:
         if token_ids is None:
             return []
         self.in_flight -= 1
-        return self.scheduler.complete(micro_batch.id, token_ids, self.now_s)
+        return self.scheduler.complete(micro_batch.id, token_ids, self.now_s, logprobs)

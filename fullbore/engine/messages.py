@@ -8,8 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from fullbore.config import EngineConfig
+from fullbore.scheduler.logprobs import MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import TokenOutput
+from fullbore.scheduler.shaper import LogitOptions
 from fullbore.telemetry.accounting import Recording
 from fullbore.telemetry.spans import StageRecord
 
@@ -99,6 +101,7 @@ class Executed(Struct, tag=True):
 
     record: StageRecord
     token_ids: list[int | None] | None
+    logprobs: MicroBatchLogprobs | None = None  # None: no run asked for any
 
 
 class StageFailed(Struct, tag=True):
@@ -128,6 +131,10 @@ class AddRequest(Struct, tag=True):
     choice: int = 0
     timeout_s: float | None = None
     grammar: str | None = None  # that the output must follow, in llguidance's serialised form (see text.grammar)
+    stop_token_ids: list[int] = []  # beside the model's own end tokens
+    options: LogitOptions | None = None
+    num_logprobs: int | None = None  # of the output's tokens, and of so many likeliest ones
+    num_prompt_logprobs: int | None = None  # of the prompt's tokens, and of so many likeliest ones
 
 
 class AbortRequest(Struct, tag=True):
@@ -256,6 +263,13 @@ T = TypeVar("T")
 
 def encode(message: ToStage | FromStage | ToDriver | FromDriver) -> bytes:
     return _encoder.encode(message)
+
+
+def encode_plan(micro_batch: MicroBatch) -> tuple[bytes, bytes]:
+    """The Execute message for the stages before the last, and the one for the last."""
+    for_last = encode(Execute(micro_batch))
+    for_earlier = micro_batch.for_earlier_stages()
+    return for_last if for_earlier is micro_batch else encode(Execute(for_earlier)), for_last
 
 
 to_stage_decoder: msgspec.msgpack.Decoder[ToStage] = msgspec.msgpack.Decoder(ToStage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 
 from fullbore.engine.messages import StageSetup
 from fullbore.engine.sleep_model import is_sleep_model
+from fullbore.scheduler.logprobs import MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch
 
 
@@ -36,6 +37,12 @@ class Runner(Protocol):
 
     def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int | None]:
         """One token per run with a token due, in the plan's order; None: the logits are not finite."""
+        ...
+
+    def logprobs(
+        self, micro_batch: MicroBatch, logits: torch.Tensor, token_ids: Sequence[int | None]
+    ) -> MicroBatchLogprobs | None:
+        """What the plan asks for beside the tokens; after `sample`, on the last stage. None: it asks for nothing."""
         ...
 
     def free_memory_bytes(self) -> int: ...

@@ -14,10 +14,12 @@ import torch
 
 from fullbore.engine.sleep_model import SleepModel, checksum, draw, parse
 from fullbore.errors import OutOfMemoryError
+from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch, Run, Sampling
 
 _CHECK_PERIOD = 1 << 24  # integers below are exact in float32, in which hidden states travel
 _UNWRITTEN = -1
+_CERTAIN = Logprobs(bytes(4), b"", b"")
 
 
 class SleepRunner:
@@ -78,6 +80,19 @@ class SleepRunner:
             draw(value, _seed(sampling), sampling.choice, self.model.vocab)
             for value, sampling in zip(logits.tolist(), samplings, strict=True)
         ]
+
+    def logprobs(
+        self, micro_batch: MicroBatch, logits: torch.Tensor, token_ids: Sequence[int | None]
+    ) -> MicroBatchLogprobs | None:
+        """Every token is certain: log-probability 0, and none beside it."""
+        due = [run.sampling for run in micro_batch.runs if run.sampling is not None]
+        sampled = [None if sampling.num_logprobs is None else _CERTAIN for sampling in due]
+        prompt = [
+            Logprobs(bytes(4 * (len(run.token_ids) - (run.prompt_logprobs.next_token_id is None))), b"", b"")
+            for run in micro_batch.runs
+            if run.prompt_logprobs is not None
+        ]
+        return MicroBatchLogprobs(sampled, prompt) if prompt or any(sampled) else None
 
     def _duration_s(self, micro_batch: MicroBatch) -> float:
         model = self.model

@@ -193,9 +193,10 @@ class Stage:
         output = self.runner.forward(micro_batch, hidden)
         self._synchronize()
         compute_end_ns = sample_end_ns = time.monotonic_ns()
-        token_ids = None
+        token_ids = logprobs = None
         if self.is_last:
             token_ids = self.runner.sample(micro_batch, output)
+            logprobs = self.runner.logprobs(micro_batch, output, token_ids)
             sample_end_ns = time.monotonic_ns()
         self.step_since_ns = 0
 
@@ -217,7 +218,7 @@ class Stage:
             send_start_ns=send_start_ns,
             send_end_ns=send_end_ns,
         )
-        self.link.send(Executed(record, token_ids))
+        self.link.send(Executed(record, token_ids, logprobs))
 
     def _synchronize(self) -> None:
         """On a GPU, waits until the work is done and not only queued, so that recorded times are true."""

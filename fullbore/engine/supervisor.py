@@ -27,7 +27,9 @@ from fullbore.engine.messages import (
     StageSetup,
     ToStage,
     encode,
+    encode_plan,
 )
+from fullbore.scheduler.micro_batch import MicroBatch
 
 CHECK_PERIOD_S = 0.1
 SETTLE_S = 0.5  # after a symptom that may be the consequence of another one, wait this long for its cause
@@ -93,6 +95,13 @@ class Supervisor:
         data = encode(message)
         for stage in self.stages:
             stage.socket.send(data)
+
+    def send_plan(self, micro_batch: MicroBatch) -> None:
+        """Sends every stage what it needs of a plan."""
+        for_earlier, for_last = encode_plan(micro_batch)
+        for stage in self.stages[:-1]:
+            stage.socket.send(for_earlier)
+        self.stages[-1].socket.send(for_last)
 
     def heard(self, message: FromStage) -> None:
         """Takes note of what a stage says about itself."""

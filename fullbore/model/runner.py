@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,10 +13,14 @@ from fullbore.model.checkpoint import Checkpoint
 from fullbore.model.device import format_bytes, free_memory_bytes, keep_freed_memory, torch_dtype
 from fullbore.model.kv_cache import KVCache
 from fullbore.model.loading import load_weights
+from fullbore.model.logprobs import logprobs, sampled_logprobs
 from fullbore.model.sampling import sample
 from fullbore.model.spec import ModelSpec
 from fullbore.model.transformers_stage import TransformersStage
-from fullbore.scheduler.micro_batch import MicroBatch
+from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs, join
+from fullbore.scheduler.micro_batch import MicroBatch, PromptLogprobs, Run
+
+_LOGPROB_ROWS = 64  # prompt positions whose logits exist at one time
 
 
 class StageRunner:
@@ -34,6 +38,7 @@ class StageRunner:
         self._spec = spec
         self._module = module
         self._cache: KVCache | None = None
+        self._prompt_logprobs: list[Logprobs] = []  # of the micro-batch computed last
         self.dtype = dtype
         self.weight_bytes = module.weight_bytes()
         self.kv_block_bytes = KVCache.block_bytes(
@@ -137,6 +142,7 @@ class StageRunner:
         output: torch.Tensor = self._module(inputs, torch.tensor(positions, device=self.device), metadata, self._cache)
         if not self.is_last:
             return output
+        self._prompt_logprobs = self._compute_prompt_logprobs(micro_batch, output)
         return self._module.logits(output[_sampled_rows(micro_batch)])
 
     @torch.inference_mode()
@@ -144,6 +150,36 @@ class StageRunner:
         """Draws one token per run that has `sampling`, in the order of the runs; None: its logits are not finite."""
         samplings = [run.sampling for run in micro_batch.runs if run.sampling is not None]
         return sample(logits, samplings)
+
+    @torch.inference_mode()
+    def logprobs(
+        self, micro_batch: MicroBatch, logits: torch.Tensor, token_ids: Sequence[int | None]
+    ) -> MicroBatchLogprobs | None:
+        """The log-probabilities that the runs ask for, after `forward` and `sample`; None: no run does."""
+        samplings = [run.sampling for run in micro_batch.runs if run.sampling is not None]
+        if not self._prompt_logprobs and all(sampling.num_logprobs is None for sampling in samplings):
+            return None
+        return MicroBatchLogprobs(sampled_logprobs(logits, samplings, token_ids), self._prompt_logprobs)
+
+    def _compute_prompt_logprobs(self, micro_batch: MicroBatch, hidden: torch.Tensor) -> list[Logprobs]:
+        """For each run that asks for them. `hidden`: [tokens, hidden_size] after the last layer."""
+        found = []
+        end = 0
+        for run in micro_batch.runs:
+            start, end = end, end + len(run.token_ids)
+            if run.prompt_logprobs is not None:
+                found.append(self._run_logprobs(run, hidden[start:end], run.prompt_logprobs))
+        return found
+
+    def _run_logprobs(self, run: Run, hidden: torch.Tensor, wanted: PromptLogprobs) -> Logprobs:
+        """Of the tokens that follow the run's own, from logits that are never there for all of them at once."""
+        following = run.token_ids[1:] + ([] if wanted.next_token_id is None else [wanted.next_token_id])
+        parts = []
+        for start in range(0, len(following), _LOGPROB_ROWS):
+            token_ids = following[start : start + _LOGPROB_ROWS]
+            logits = self._module.logits(hidden[start : start + len(token_ids)])
+            parts.append(logprobs(logits, token_ids, wanted.num_top))
+        return join(parts)
 
 
 def _sampled_rows(micro_batch: MicroBatch) -> list[int]:

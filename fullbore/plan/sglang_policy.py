@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from fullbore.plan.policy_base import ComparisonScheduler
 from fullbore.plan.policy_settings import Scheduling
+from fullbore.scheduler.logprobs import MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.policy import chunk_tokens
 from fullbore.scheduler.request import Request, TokenOutput
@@ -59,10 +60,16 @@ class SglangScheduler(ComparisonScheduler):
                 return micro_batch
         return None
 
-    def complete(self, micro_batch_id: int, token_ids: Sequence[int | None], now_s: float) -> list[TokenOutput]:
+    def complete(
+        self,
+        micro_batch_id: int,
+        token_ids: Sequence[int | None],
+        now_s: float,
+        logprobs: MicroBatchLogprobs | None = None,
+    ) -> list[TokenOutput]:
         slot = next(slot for slot, current in self._slot_in_flight.items() if current == micro_batch_id)
         del self._slot_in_flight[slot]
-        return super().complete(micro_batch_id, token_ids, now_s)
+        return super().complete(micro_batch_id, token_ids, now_s, logprobs)
 
     def _fill_with_prompts(self, entry: InFlight, slot: int) -> None:
         room = self.config.chunked_prefill_size

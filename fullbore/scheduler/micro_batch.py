@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 LaunchReason = Literal["slot-freed", "token-returned", "request-arrived", "memory-freed"]
 
@@ -43,6 +44,13 @@ class Sampling(Struct, array_like=True, frozen=True, gc=False):
     num_logprobs: int | None = None  # report the token's log-probability, and those of so many likeliest tokens
 
 
+class PromptLogprobs(Struct, array_like=True, frozen=True, gc=False):
+    """Report the log-probabilities of the prompt tokens that a run's tokens are followed by."""
+
+    num_top: int  # and those of so many likeliest tokens at each place
+    next_token_id: int | None  # after the run's last token; None: the prompt ends there
+
+
 class Run(Struct, array_like=True, gc=False):
     """Consecutive tokens of one request inside a micro-batch: one when decoding, n for a prefill chunk."""
 
@@ -52,6 +60,7 @@ class Run(Struct, array_like=True, gc=False):
     token_ids: list[int]
     block_ids: list[int]  # KV blocks of the request, in order; at least ceil((start + len(token_ids)) / page_size)
     sampling: Sampling | None  # None: no token is due after this run (a prefill chunk that is not the last)
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class MicroBatch(Struct, array_like=True, gc=False):
@@ -62,6 +71,12 @@ class MicroBatch(Struct, array_like=True, gc=False):
     launch_reason: LaunchReason
     launch_reason_since_s: float  # when the last precondition for this launch became true (the scheduler's clock)
 
+    def for_earlier_stages(self) -> MicroBatch:
+        """Without what only the last stage uses and may be large; itself where there is nothing of the kind."""
+        if not any(run.sampling is not None and _is_large(run.sampling) for run in self.runs):
+            return self
+        return replace(self, runs=[_without_shaping(run) for run in self.runs])
+
     @property
     def num_tokens(self) -> int:
         """Rows of the hidden-state tensor that the stages pass on."""
@@ -71,3 +86,13 @@ class MicroBatch(Struct, array_like=True, gc=False):
     def num_sampled(self) -> int:
         """How many tokens the last stage returns, in the order of `runs`."""
         return sum(run.sampling is not None for run in self.runs)
+
+
+def _is_large(sampling: Sampling) -> bool:
+    return sampling.mask is not None or sampling.shaping is not None
+
+
+def _without_shaping(run: Run) -> Run:
+    if run.sampling is None or not _is_large(run.sampling):
+        return run
+    return replace(run, sampling=replace(run.sampling, mask=None, shaping=None))

@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import takewhile
+from itertools import repeat, takewhile
 from math import ceil
 from operator import attrgetter
 from typing import Literal
@@ -31,7 +31,8 @@ from typing import Literal
 from fullbore.errors import RequestError
 from fullbore.scheduler.cost import CostModel
 from fullbore.scheduler.kv_blocks import ROOT, BlockPool
-from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run, Sampling
+from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs, join
+from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run
 from fullbore.scheduler.policy import (
     best_micro_batches,
     chunk_tokens,
@@ -328,12 +329,10 @@ class Scheduler:
         end = start + tokens
         sampling = None
         if end == request.num_tokens:
-            mask = None if request.constraint is None else request.constraint.mask()
-            sampling = Sampling(
-                request.temperature, request.top_p, request.top_k, request.seed, request.choice, end, mask
-            )
+            sampling = request.sampling()
             entry.num_sampled += 1
         run = Run(request.request_id, request.epoch, start, request.tokens(start, end), request.block_ids, sampling)
+        run.prompt_logprobs = request.prompt_logprobs_due(end)
         entry.requests.append(request)
         entry.runs.append(run)
         request.num_launched_tokens = end
@@ -371,8 +370,17 @@ class Scheduler:
             is_exact = max(free_ns, record.receive_posted_ns) <= sent_ns
             self.costs.observe_hop(record.stage, (record.receive_end_ns - sent_ns) * 1e-9, is_exact)
 
-    def complete(self, micro_batch_id: int, token_ids: Sequence[int | None], now_s: float) -> list[TokenOutput]:
+    def complete(
+        self,
+        micro_batch_id: int,
+        token_ids: Sequence[int | None],
+        now_s: float,
+        logprobs: MicroBatchLogprobs | None = None,
+    ) -> list[TokenOutput]:
         """Applies a result: one token for each run that was to be sampled, in the plan's order; None: not finite.
+
+        Args:
+            logprobs: None if no run was to report any.
 
         Returns:
             The new tokens, and the ends that follow from them. Results of requests that were aborted or preempted
@@ -395,20 +403,29 @@ class Scheduler:
 
         outputs: list[TokenOutput] = []
         tokens = iter(token_ids)
+        of_tokens = repeat(None) if logprobs is None else iter(logprobs.sampled)
+        of_prompts = iter(() if logprobs is None else logprobs.prompt)
         for request, run in zip(entry.requests, entry.runs, strict=True):
+            is_stale = request.epoch != run.epoch or request.finish_reason is not None
+            if run.prompt_logprobs is not None:
+                of_prompt = next(of_prompts)
+                if not is_stale:
+                    request.prompt_logprobs.append(of_prompt)
             if run.sampling is None:
                 continue
-            token = next(tokens)
-            if request.epoch != run.epoch or request.finish_reason is not None:
+            token, of_token = next(tokens), next(of_tokens)
+            if is_stale:
                 continue
             if token is not None:
-                outputs.append(self._append_token(request, token, now_s))
+                outputs.append(self._append_token(request, token, of_token, now_s))
             else:
                 outputs += filter(None, [self._fail(request)])
         return outputs
 
-    def _append_token(self, request: Request, token: int, now_s: float) -> TokenOutput:
+    def _append_token(self, request: Request, token: int, logprobs: Logprobs | None, now_s: float) -> TokenOutput:
         request.output_token_ids.append(token)
+        if request.shaper is not None:
+            request.shaper.add(token)
         self._decoding_tokens += 1
         request.ready_since_s = now_s
         self._counts["generated_tokens"] += 1
@@ -425,7 +442,11 @@ class Scheduler:
             self._num_decoding -= 1
             self._decoding_tokens -= request.num_tokens
             self._forget(request, reason)
-        return TokenOutput(request.request_id, token, reason, request.num_cached_tokens)
+        output = TokenOutput(request.request_id, token, reason, request.num_cached_tokens, logprobs)
+        if request.prompt_logprobs:
+            output.prompt_logprobs = join(request.prompt_logprobs)
+            request.prompt_logprobs.clear()
+        return output
 
     # ----------------------------------------------------------------------------------------- ends, preemption
 
@@ -485,6 +506,7 @@ class Scheduler:
         del self._running[request.request_id]
         request.epoch += 1
         request.num_launched_tokens = 0
+        request.prompt_logprobs.clear()
         # To its place in the order of arrival. That is the front (admission is in order, the newest is preempted),
         # unless older ones wait that `_fail` set back.
         older = takewhile(lambda waiting: waiting.arrival_order < request.arrival_order, self._waiting)
