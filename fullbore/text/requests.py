@@ -10,6 +10,7 @@ from fullbore.engine.messages import AddRequest, EngineInfo
 from fullbore.errors import RequestError
 from fullbore.scheduler.request import SamplingParams
 from fullbore.text.tokenizer import ChatMessage, Tokenizer
+from fullbore.text.tools import Tool, write_tools_into_messages
 
 
 def make_request(
@@ -47,13 +48,34 @@ def encode_text(tokenizer: Tokenizer, text: str, info: EngineInfo, add_special_t
     return tokenizer.encode(text, add_special_tokens)
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[ChatMessage], info: EngineInfo) -> list[int]:
-    """Token ids of a conversation in the model's chat format.
+def encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[ChatMessage], info: EngineInfo, tools: Sequence[Tool] = ()
+) -> list[int]:
+    """Token ids of a conversation in the model's chat format, with the functions that the model may call.
 
     Raises:
         RequestError: as `encode_text`, or the model has no chat template, or its template refuses these messages.
     """
-    return encode_text(tokenizer, tokenizer.format_chat(messages), info, add_special_tokens=False)
+    return encode_text(tokenizer, format_chat(tokenizer, messages, tools), info, add_special_tokens=False)
+
+
+def format_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """A conversation in the model's chat format; where its template knows no functions, they come as plain text.
+
+    Raises:
+        RequestError: the model has no chat template, or its template refuses these messages.
+    """
+    if tokenizer.knows_tools:
+        descriptions = [tool.for_template() for tool in tools]
+        return tokenizer.format_chat(messages, descriptions, add_generation_prompt=add_generation_prompt)
+    messages = write_tools_into_messages(messages, tools)
+    return tokenizer.format_chat(messages, add_generation_prompt=add_generation_prompt)
 
 
 def _plain_integers(token_ids: Sequence[int]) -> list[int]:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from jinja2 import TemplateError
 
 from fullbore.errors import ModelError, RequestError
+
+
+class FunctionCall(TypedDict):
+    """A call that the model made in an earlier turn."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(TypedDict):
+    """OpenAI's form of a call, but with the arguments as an object: chat templates write the JSON themselves."""
+
+    id: str
+    type: str
+    function: FunctionCall
 
 
 class ChatMessage(TypedDict):
@@ -16,6 +31,9 @@ class ChatMessage(TypedDict):
 
     role: str
     content: str
+    tool_calls: NotRequired[list[ToolCall]]  # of an assistant
+    tool_call_id: NotRequired[str]  # of a tool's answer
+    name: NotRequired[str]
 
 
 class Tokenizer:
@@ -57,6 +75,19 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._pretrained.chat_template)
 
+    @property
+    def chat_template(self) -> str:
+        """Its source; of several the default one. Empty without one."""
+        template = self._pretrained.chat_template
+        if isinstance(template, dict):
+            template = template.get("default", "")
+        return str(template or "")
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template has a place for functions."""
+        return "tools" in self.chat_template
+
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of a text's length in tokens, without the work of finding them."""
         return len(text) // self._longest_token_chars
@@ -77,8 +108,36 @@ class Tokenizer:
         """Text of token ids, without special tokens such as end-of-text. Ids that are no token give nothing."""
         return str(self._backend.decode(token_ids, skip_special_tokens=True))
 
-    def format_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def decode_all(self, token_ids: list[int]) -> str:
+        """Text of token ids, with special tokens."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=False))
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it, "" for ids that are no token."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def decoder_that_keeps(self, markers: Collection[str]) -> Callable[[list[int]], str]:
+        """As `decode`, but special tokens among `markers` stay in the text."""
+        added = self._backend.get_added_tokens_decoder()
+        special = {token_id for token_id, token in added.items() if token.special}
+        kept = {token_id for token_id in special if added[token_id].content in markers}
+        if not kept:
+            return self.decode
+        dropped = special - kept
+        return lambda token_ids: self.decode_all([token_id for token_id in token_ids if token_id not in dropped])
+
+    def format_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """A conversation in the model's chat format, special tokens included, up to where the answer starts.
+
+        Args:
+            tools: functions that may be called, in OpenAI's form; see `knows_tools`.
+            add_generation_prompt: end with the beginning of the answer.
 
         Raises:
             RequestError: the model has no chat template, or its template refuses these messages.
@@ -89,7 +148,12 @@ class Tokenizer:
                 "messages",
             )
         try:
-            text = self._pretrained.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._pretrained.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise RequestError(
                 f"The model's chat template refuses these messages: {_first_line(error)}", "messages"
