@@ -46,6 +46,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None  # log-probabilities of the output's tokens, and of so many likeliest ones
     prompt_logprobs: int | None = None  # the same for the prompt, which is then computed without the prefix cache
+    grammar: str | None = None  # that the output must follow, as `fullbore.text.grammar` makes it
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # or each of its characters would be a stop string

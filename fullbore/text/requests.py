@@ -33,6 +33,7 @@ def make_request(
         top_k=min(max(params.top_k, 0), info.vocab_size),
         seed=params.seed if params.seed is not None else _own_seed(info.config.random_seed, request_id),
         ignore_eos=params.ignore_eos,
+        grammar=params.grammar,
     )
 
 
