@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+
+from msgspec.structs import replace
 
 from fullbore.engine.messages import AddRequest, EngineInfo
 from fullbore.errors import RequestError
@@ -24,6 +26,8 @@ def make_request(
     params.validate()
     prompt_token_ids = _plain_integers(prompt_token_ids)
     _check_token_ids(prompt_token_ids, info.vocab_size)
+    _check_known(params.stop_token_ids, "stop_token_ids", info.vocab_size)
+    _check_known(params.logit_bias, "logit_bias", info.vocab_size)
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -33,8 +37,30 @@ def make_request(
         top_k=min(max(params.top_k, 0), info.vocab_size),
         seed=params.seed if params.seed is not None else _own_seed(info.config.random_seed, request_id),
         ignore_eos=params.ignore_eos,
+        stop_token_ids=list(params.stop_token_ids),
+        options=params.logit_options,
+        num_logprobs=params.logprobs,
+        num_prompt_logprobs=params.prompt_logprobs,
         grammar=params.grammar,
     )
+
+
+def make_requests(
+    next_request_id: Callable[[], int], prompt_token_ids: Sequence[int], params: SamplingParams, info: EngineInfo
+) -> list[AddRequest]:
+    """The `n` choices of one prompt. All have one seed; the first reports on the prompt for all.
+
+    Added one right after the other, they find the full KV blocks of the prompt in the prefix cache.
+
+    Raises:
+        RequestError: as `make_request`.
+    """
+    first = make_request(next_request_id(), prompt_token_ids, params, info)
+    others = [
+        replace(first, request_id=next_request_id(), choice=choice, num_prompt_logprobs=None)
+        for choice in range(1, params.n)
+    ]
+    return [first, *others]
 
 
 def encode_text(tokenizer: Tokenizer, text: str, info: EngineInfo, add_special_tokens: bool = True) -> list[int]:
@@ -101,6 +127,15 @@ def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
             f"The prompt contains the token id {wrong}; this model's vocabulary has the ids 0 to {vocab_size - 1}.",
             "prompt",
         )
+
+
+def _check_known(token_ids: Collection[int], param: str, vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{param} contains the token id {token_id}; this model's vocabulary has the ids 0 to {vocab_size - 1}.",
+                param,
+            )
 
 
 def _output_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> int:

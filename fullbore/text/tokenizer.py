@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 from jinja2 import TemplateError
 
 from fullbore.errors import ModelError, RequestError
+from fullbore.text.token_bytes import TokenBytes
 
 
 class FunctionCall(TypedDict):
@@ -46,6 +47,7 @@ class Tokenizer:
         # Some tokenizer files cut every text to the length used in training.
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._bytes = TokenBytes(self._backend)
         self._longest_token_chars = max((len(token) for token in pretrained.get_vocab()), default=1)
 
     @classmethod
