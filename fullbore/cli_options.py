@@ -57,11 +57,17 @@ def _annotation(name: str, kind: Any, meta: msgspec.Meta) -> Any:
     names = [flag(name), *ALIASES.get(name, [])]
     options: dict[str, Any] = {"help": meta.description, "envvar": ENVIRONMENT.get(name), "show_envvar": False}
     alternatives = get_args(kind) if get_origin(kind) in (Union, type(int | None)) else (kind,)
+    if kind == tuple[str, ...]:
+        return Annotated[Any, typer.Option(*names, parser=_texts, metavar="TEXT,TEXT,...", **options)]
     if any(get_origin(each) is tuple for each in alternatives):
         return Annotated[Any, typer.Option(*names, parser=_numbers, metavar="N,N,...", **options)]
     if Literal["auto"] in alternatives:
         return Annotated[Any, typer.Option(*names, parser=_number_or_auto, metavar="N|auto", **options)]
     return Annotated[kind, typer.Option(*names, **options)]
+
+
+def _texts(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    return text if isinstance(text, tuple) else tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -97,6 +98,21 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = None
     served_model_name: Annotated[str | None, _doc("Model name in the API; default: derived from MODEL.")] = None
     max_body_bytes: Annotated[int, _doc("Largest request body accepted.")] = 16 * 1024 * 1024
+    max_queued_requests: Annotated[
+        int | None, _doc("Most requests that wait for their first token; further ones get 429. Default: no limit.")
+    ] = None
+    request_timeout_s: Annotated[
+        float | None, _doc("A request that takes longer ends with 504; requests may ask for less (timeout).")
+    ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral", "kimi_k2"],
+        _doc("How the model writes function calls; 'auto': as its chat template shows."),
+    ] = "auto"
+    allow_origins: Annotated[
+        tuple[str, ...], _doc("Web pages of these origins may call the API (CORS), e.g. https://a.org; '*': all.")
+    ] = ()
+    log_format: Annotated[Literal["text", "json"], _doc("Form of log lines on standard error.")] = "text"
+    log_requests: Annotated[bool, _doc("Log each request of the API when it ends, with its id.")] = True
     shutdown_grace_s: Annotated[float, _doc("Time that running requests get to finish after SIGINT or SIGTERM.")] = 5.0
 
     def validate(self) -> None:
@@ -107,6 +123,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError("--api-key must not be empty; leave it out to serve without a key.")
         if self.max_body_bytes < 1:
             raise ConfigError(f"--max-body-bytes must be at least 1, got {self.max_body_bytes}.")
+        if self.max_queued_requests is not None and self.max_queued_requests < 1:
+            raise ConfigError(f"--max-queued-requests must be at least 1, got {self.max_queued_requests}.")
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ConfigError(f"--request-timeout-s must be a positive number of seconds, got {self.request_timeout_s}.")
+        for origin in self.allow_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise ConfigError(f"--allow-origins takes origins such as https://example.org, got {origin!r}.")
         if self.shutdown_grace_s < 0:
             raise ConfigError(f"--shutdown-grace-s must be 0 or more, got {self.shutdown_grace_s}.")
 
