@@ -112,7 +112,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...], _doc("Web pages of these origins may call the API (CORS), e.g. https://a.org; '*': all.")
     ] = ()
     log_format: Annotated[Literal["text", "json"], _doc("Form of log lines on standard error.")] = "text"
-    log_requests: Annotated[bool, _doc("Log each request of the API when it ends, with its id.")] = True
+    disable_log_requests: Annotated[bool, _doc("Do not log each request of the API when it ends.")] = False
     shutdown_grace_s: Annotated[float, _doc("Time that running requests get to finish after SIGINT or SIGTERM.")] = 5.0
 
     def validate(self) -> None:

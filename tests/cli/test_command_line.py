@@ -96,7 +96,7 @@ def test_help_has_every_setting_with_its_default_in_80_columns(
         name = "MODEL" if field.name == "model" else flag(field.name)
         [entry] = [entry for entry in entries if re.match(rf"{name}\b(?!-)", entry)]
         assert len(entry) > len(name) + 20
-        if field.default is not None and field.default is not False:
+        if field.default is not None and field.default is not False and field.default != ():
             assert f"[default: {field.default}]" in entry
 
 
