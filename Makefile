@@ -21,7 +21,7 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy fullbore
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
 	$(VENV)/bin/python -m pytest -m slow
 
 # Stamp files: what is installed is looked at again only when the lists of what to install have changed.
