@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import msgspec
 import typer
 
 from fullbore.errors import ConfigError
+from fullbore.telemetry.recording import write_whole
 
 if TYPE_CHECKING:
     from fullbore.bench.measure import Level
@@ -61,8 +63,8 @@ def bench(
     if not timeout_s > 0:
         raise ConfigError(f"--timeout-s must be more than 0, got {timeout_s:g}.")
     for option, path in (("--json", json_file), ("--html", html)):
-        if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{option} {path} cannot be written: its folder does not exist.")
+        if path is not None and str(path) != "-":
+            _require_writable(option, path)
     rates = _numbers("request-rate", request_rate, float) if request_rate else ()
     sweep = Sweep(
         prompts=RandomPrompts(input_len, output_len, seed=seed)
@@ -96,7 +98,7 @@ async def _measure(
     from fullbore.bench.sweep import calibrate, run
     from fullbore.bench.target import find_target
 
-    target = await find_target(url, model, api_key, is_chat=is_chat)
+    target = await find_target(url, model, api_key, is_chat=is_chat, timeout_s=sweep.request_timeout_s)
     if not target.knows_ignore_eos:
         print("The server does not know ignore_eos: outputs may end early.", file=sys.stderr)
     sweep = await calibrate(sweep, target)
@@ -119,13 +121,22 @@ def _show(levels: list[Level], json_file: Path | None, html: Path | None, url: s
     if to_stderr:
         sys.stdout.write(_to_json(levels).decode())
     if html is not None:
-        html.write_text(html_report(levels, f"fullbore bench {url}"), encoding="utf-8")
+        write_whole(html, html_report(levels, f"fullbore bench {url}").encode())
 
 
 def _write_json(levels: list[Level], path: Path | None) -> None:
     """Called after every level, so that a broken-off benchmark leaves what it has."""
     if path is not None and str(path) != "-":
-        path.write_bytes(_to_json(levels))
+        write_whole(path, _to_json(levels))
+
+
+def _require_writable(option: str, path: Path) -> None:
+    """Raises ConfigError before anything is measured for nothing."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {path} cannot be written: its folder does not exist.")
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {path} cannot be written: name a file in a folder that you may write to.")
 
 
 def _to_json(levels: list[Level]) -> bytes:

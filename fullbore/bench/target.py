@@ -153,15 +153,19 @@ def new_client(most_connections: int, timeout_s: float) -> httpx.AsyncClient:
     )
 
 
-async def find_target(url: str, model: str | None, api_key: str | None, *, is_chat: bool) -> Target:
+async def find_target(
+    url: str, model: str | None, api_key: str | None, *, is_chat: bool, timeout_s: float = 600.0
+) -> Target:
     """Asks the server for its model, and tries whether it knows `ignore_eos`.
+
+    `timeout_s`: its longest silence within a request.
 
     Raises:
         BenchError: nothing answers there, or not as an OpenAI-compatible server does.
     """
     url = url.rstrip("/").removesuffix("/v1")
     target = Target(url, model or "", api_key, is_chat)
-    async with new_client(1, timeout_s=600) as client:
+    async with new_client(1, timeout_s) as client:
         if model is None:
             target = replace(target, model=await _first_model(client, target))
         for knows_ignore_eos in (True, False):

@@ -9,7 +9,7 @@ import httpx
 from msgspec.structs import replace
 
 from fullbore.errors import RecordingError
-from fullbore.telemetry.recording import Timeline, decode_timeline, join
+from fullbore.telemetry.recording import Timeline, check_follows, decode_timeline, join
 
 POLL_S = 0.5
 _TIMEOUT_S = 10.0
@@ -54,11 +54,20 @@ class TimelineSource:
 
 
 class TimelineRecorder:
-    """Follows a source; `timeline` is what has been recorded so far, None before the first answer."""
+    """Follows a source, and keeps what it has heard so far."""
 
     def __init__(self, source: TimelineSource) -> None:
         self._source = source
-        self.timeline: Timeline | None = None
+        self._parts: list[Timeline] = []
+        self._longest_s = 0.0
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What has been recorded so far; None before the first answer."""
+        if not self._parts:
+            return None
+        whole = replace(self._parts[-1], recording=join([part.recording for part in self._parts]))
+        return _cut(whole, self._longest_s)
 
     def record(self, seconds: float, on_progress: OnProgress = lambda recorded_s: None) -> None:
         """Records the next `seconds`; calls `on_progress` with the seconds so far. May be interrupted anywhere.
@@ -66,22 +75,24 @@ class TimelineRecorder:
         Raises:
             RecordingError: the server cannot be asked (any more); `timeline` has what came before.
         """
-        self.timeline = self._source.fetch(0.0)  # the moment at which the recording begins, and what led to it
+        self._longest_s = seconds
+        first = self._source.fetch(0.0)  # the moment at which the recording begins, and what led to it
+        self._parts = [first]
         on_progress(0.0)
         end_s = time.monotonic() + seconds
-        while self.timeline.window_s < seconds and time.monotonic() < end_s + _GRACE_S:
+        recorded_s = 0.0
+        while recorded_s < seconds and time.monotonic() < end_s + _GRACE_S:
             time.sleep(max(min(POLL_S, end_s - time.monotonic()), 0.1))
-            news = self._source.fetch(seconds, self.timeline.recording.end_ns)
-            self.timeline = replace(news, recording=join(self.timeline.recording, news.recording))
-            on_progress(min(self.timeline.window_s, seconds))
-        self._cut(seconds)
+            news = self._source.fetch(seconds, self._parts[-1].recording.end_ns)
+            check_follows(self._parts[-1].recording, news.recording)
+            self._parts.append(news)
+            recorded_s = (news.recording.end_ns - first.recording.start_ns) * 1e-9
+            on_progress(min(recorded_s, seconds))
 
-    def _cut(self, seconds: float) -> None:
-        """Ends the window where it was to end."""
-        assert self.timeline is not None
-        recording = self.timeline.recording
-        end_ns = min(recording.end_ns, recording.start_ns + round(seconds * 1e9))
-        captured_unix_s = self.timeline.captured_unix_s - (recording.end_ns - end_ns) * 1e-9
-        self.timeline = replace(
-            self.timeline, captured_unix_s=captured_unix_s, recording=replace(recording, end_ns=end_ns)
-        )
+
+def _cut(timeline: Timeline, seconds: float) -> Timeline:
+    """Ends the window where it was to end."""
+    recording = timeline.recording
+    end_ns = min(recording.end_ns, recording.start_ns + round(seconds * 1e9))
+    captured_unix_s = timeline.captured_unix_s - (recording.end_ns - end_ns) * 1e-9
+    return replace(timeline, captured_unix_s=captured_unix_s, recording=replace(recording, end_ns=end_ns))

@@ -32,11 +32,11 @@ class StageTime:
         """Accounts for the time since the last call. Raises EngineDeadError."""
         async with self._lock:
             recording = await engine.records(LONGEST_WINDOW_S, self._until_ns)
-            self._until_ns = recording.end_ns
             start_ns = max(recording.start_ns, recording.end_ns - round(LONGEST_WINDOW_S * 1e9))
             if start_ns < recording.end_ns:
                 # In a thread: tokens on their way to clients must not wait for it.
                 self._add(await asyncio.to_thread(account, replace(recording, start_ns=start_ns)))
+            self._until_ns = recording.end_ns  # at last: a caller that loses patience loses nothing else
 
     def _add(self, totals: list[dict[str, int]]) -> None:
         if not self.idle_ns:

@@ -6,6 +6,8 @@ import gzip
 import os
 import struct
 import zlib
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -95,24 +97,31 @@ def decode_timeline(data: bytes, source: str) -> Timeline:
     return _checked(timeline, source)
 
 
-def join(first: Recording, second: Recording) -> Recording:
-    """One recording from two of the same engine, the second of which begins where the first ends (or before).
+def join(parts: Sequence[Recording]) -> Recording:
+    """One recording from several of the same engine, each of which begins where the one before ends (or earlier).
 
     Raises:
-        RecordingError: there is a gap between them, or the engine is another one.
+        RecordingError: there is a gap between two, or the engine is another one (see `check_follows`).
     """
+    for first, second in pairwise(parts):
+        check_follows(first, second)
+    stage_records: list[StageRecord] = []
+    driver_records: list[DriverRecord] = []
+    last_ids: dict[int, int] = {}
+    last_event_ns = -1
+    for part in parts:
+        stage_records += [r for r in part.stage_records if r.micro_batch_id > last_ids.get(r.stage, -1)]
+        last_ids |= {record.stage: record.micro_batch_id for record in part.stage_records}  # of each stage in order
+        driver_records += [r for r in part.driver_records if r.at_ns > last_event_ns]
+        last_event_ns = driver_records[-1].at_ns if driver_records else -1
+    last = parts[-1]
+    return replace(last, start_ns=parts[0].start_ns, stage_records=stage_records, driver_records=driver_records)
+
+
+def check_follows(first: Recording, second: Recording) -> None:
+    """Raises RecordingError unless `second` goes on where `first` ends."""
     if second.start_ns > first.end_ns or second.end_ns < first.end_ns or second.pp_size != first.pp_size:
         raise RecordingError("The recording has a gap: the server was restarted, or was asked too late.")
-    last_ids = {record.stage: record.micro_batch_id for record in first.stage_records}  # of each stage in order
-    last_event_ns = first.driver_records[-1].at_ns if first.driver_records else -1
-    return replace(
-        first,
-        end_ns=second.end_ns,
-        decode_s=second.decode_s,
-        stage_records=first.stage_records
-        + [r for r in second.stage_records if r.micro_batch_id > last_ids.get(r.stage, -1)],
-        driver_records=first.driver_records + [r for r in second.driver_records if r.at_ns > last_event_ns],
-    )
 
 
 class _Versioned(Struct):

@@ -160,9 +160,10 @@ def part(whole: Recording, start_ns: int, end_ns: int) -> Recording:
 def test_parts_add_up_to_the_whole() -> None:
     whole = simulated_recording()
     bounds = [whole.start_ns + n * (whole.end_ns - whole.start_ns) // 5 for n in range(6)]
-    joined = part(whole, bounds[0], bounds[0])
+    parts = [part(whole, bounds[0], bounds[0])]
     for start_ns, end_ns in pairwise(bounds):
-        joined = join(joined, replace(part(whole, start_ns, end_ns), decode_s=[{1: end_ns * 1.0}]))
+        parts.append(replace(part(whole, start_ns, end_ns), decode_s=[{1: end_ns * 1.0}]))
+    joined = join(parts)
     expected = part(whole, bounds[0], bounds[-1])
     assert sorted(joined.stage_records, key=str) == sorted(expected.stage_records, key=str)
     assert joined.driver_records == expected.driver_records
@@ -175,11 +176,11 @@ def test_gaps_are_not_glossed_over() -> None:
     middle_ns = (whole.start_ns + whole.end_ns) // 2
     first = part(whole, whole.start_ns, middle_ns)
     with pytest.raises(RecordingError, match="gap"):
-        join(first, part(whole, middle_ns + 1, whole.end_ns))
+        join([first, part(whole, middle_ns + 1, whole.end_ns)])
     with pytest.raises(RecordingError, match="gap"):
-        join(first, part(whole, whole.start_ns, middle_ns - 1))
+        join([first, part(whole, whole.start_ns, middle_ns - 1)])
     with pytest.raises(RecordingError, match="gap"):
-        join(first, replace(first, pp_size=2))
+        join([first, replace(first, pp_size=2)])
 
 
 def test_empty_timeline_can_be_written(tmp_path: Path) -> None:
