@@ -11,6 +11,8 @@ from fullbore.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+Backend = Literal["auto", "native", "transformers"]
+
 
 def _doc(text: str) -> Meta:
     return Meta(description=text)
@@ -44,6 +46,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         _doc("Weights and activations; 'auto': the checkpoint's on GPU, what the processor is fast at on CPU."),
+    ] = "auto"
+    backend: Annotated[
+        Backend, _doc("Model code: native is fast, transformers (Hugging Face's) knows more models; 'auto' chooses.")
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], _doc("Where stages run; 'auto' takes GPUs if any.")] = "auto"
     threads_per_stage: Annotated[int, _doc("CPU threads of each stage, pinned to cores of their own.")] = 1

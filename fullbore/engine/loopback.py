@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from fullbore.config import Backend
 from fullbore.engine.messages import Execute, encode_plan, to_stage_decoder
 from fullbore.engine.records import Records
 from fullbore.engine.runner import Runner
@@ -25,14 +26,19 @@ _TICK_S = 1e-3  # the virtual clock
 
 
 def load_stages(
-    model_path: Path, partition: tuple[int, ...], num_kv_blocks: int, page_size: int, dtype: str = "float32"
+    model_path: Path,
+    partition: tuple[int, ...],
+    num_kv_blocks: int,
+    page_size: int,
+    dtype: str = "float32",
+    backend: Backend = "auto",
 ) -> list[Runner]:
     """All stages of a Hugging Face folder on the CPU, with KV blocks allocated."""
     from fullbore.model.runner import StageRunner
 
     stages: list[Runner] = []
     for stage in range(len(partition)):
-        runner = StageRunner.load(model_path, stage, partition, "cpu", dtype, page_size)
+        runner = StageRunner.load(model_path, stage, partition, "cpu", dtype, page_size, backend=backend)
         runner.allocate_kv(num_kv_blocks)
         stages.append(runner)
     return stages

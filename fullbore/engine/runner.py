@@ -69,4 +69,5 @@ def load_runner(setup: StageSetup, on_progress: Callable[[int, int], None]) -> R
         dtype=setup.dtype,
         page_size=setup.config.page_size,
         on_progress=on_progress,
+        backend=setup.config.backend,
     )

@@ -1,4 +1,4 @@
-"""The folder where fullbore keeps models that it fetched or converted, and how to write there safely."""
+"""The folders where fullbore keeps what it fetched, converted or compiled, and how to write there safely."""
 
 from __future__ import annotations
 
@@ -19,8 +19,17 @@ def models_folder() -> Path:
     Raises:
         ModelError: it cannot be created.
     """
+    return _folder("models")
+
+
+def kernels_folder() -> Path:
+    """Beside the models: what was compiled for this machine. Raises ModelError if it cannot be created."""
+    return _folder("kernels")
+
+
+def _folder(name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache).expanduser() / "fullbore" / "models"
+    folder = Path(cache).expanduser() / "fullbore" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import EllipsisType
+from typing import TYPE_CHECKING
 
 import torch
 
 from fullbore.model.checkpoint import EMBEDDING_NAME, HEAD_NAME, Checkpoint
-from fullbore.model.transformers_stage import TransformersStage
+
+if TYPE_CHECKING:
+    from fullbore.model.transformers_stage import TransformersStage
 
 # Hugging Face's modules hold the experts of a layer in two tensors, [experts, …]; files hold three per expert.
 _FUSED_EXPERTS = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import torch
 
+from fullbore.config import Backend
 from fullbore.errors import ModelError, OutOfMemoryError
-from fullbore.model.attention import AttentionMetadata
 from fullbore.model.checkpoint import Checkpoint
 from fullbore.model.device import format_bytes, free_memory_bytes, keep_freed_memory, torch_dtype
 from fullbore.model.kv_cache import KVCache
-from fullbore.model.loading import load_weights
 from fullbore.model.logprobs import logprobs, sampled_logprobs
 from fullbore.model.sampling import sample
 from fullbore.model.spec import ModelSpec
-from fullbore.model.transformers_stage import TransformersStage
+from fullbore.model.stage_module import StageModule
 from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs, join
 from fullbore.scheduler.micro_batch import MicroBatch, PromptLogprobs, Run
 
@@ -27,7 +26,7 @@ class StageRunner:
     """One pipeline stage: its layers, its KV blocks. Micro-batches run in the order of the calls."""
 
     def __init__(
-        self, spec: ModelSpec, stage: int, module: TransformersStage, page_size: int, device: str, dtype: torch.dtype
+        self, spec: ModelSpec, stage: int, module: StageModule, page_size: int, device: str, dtype: torch.dtype
     ) -> None:
         self.stage = stage
         self.device = device
@@ -55,6 +54,7 @@ class StageRunner:
         dtype: str,
         page_size: int,
         on_progress: Callable[[int, int], None] | None = None,
+        backend: Backend = "auto",
     ) -> StageRunner:
         """Builds stage `stage` of a Hugging Face folder and reads its tensors, no others.
 
@@ -64,6 +64,7 @@ class StageRunner:
             dtype: "float32", "bfloat16" or "float16".
             page_size: tokens per KV block.
             on_progress: called with (loaded_bytes, total_bytes) of the files after every tensor.
+            backend: "auto" is native for the models that it can run, otherwise transformers.
 
         Raises:
             ModelError: the folder is incomplete, broken or not supported, or does not fit the partition.
@@ -78,9 +79,9 @@ class StageRunner:
         first_layer = sum(partition[:stage])
         end_layer = first_layer + partition[stage]
         element = torch_dtype(dtype)
-        module = TransformersStage(model_path, spec.architecture, first_layer, end_layer, element, device)
+        module = _make_module(backend, model_path, spec, first_layer, end_layer, element, device)
         _require_memory(module.weight_bytes(), f"the weights of stage {stage}", device)
-        load_weights(module, Checkpoint.open(model_path), spec.tied_embeddings, device, on_progress)
+        module.load(Checkpoint.open(model_path), on_progress)
         if device == "cpu":
             keep_freed_memory()
         return cls(spec, stage, module, page_size, device, element)
@@ -126,20 +127,14 @@ class StageRunner:
             row per run that has `sampling`, for its last token.
         """
         assert self._cache is not None, "allocate_kv first"
-        if self.is_first:
-            token_ids = [token_id for run in micro_batch.runs for token_id in run.token_ids]
-            inputs = torch.tensor(token_ids, device=self.device)
-        else:
+        if not self.is_first:
             assert hidden is not None
             if hidden.shape != (micro_batch.num_tokens, self.hidden_size):
                 raise ValueError(
                     f"Stage {self.stage} got hidden states of shape {list(hidden.shape)} for micro-batch "
                     f"{micro_batch.id} of {micro_batch.num_tokens} tokens."
                 )
-            inputs = hidden
-        positions = [p for run in micro_batch.runs for p in range(run.start, run.start + len(run.token_ids))]
-        metadata = AttentionMetadata.build(micro_batch, self._cache)
-        output: torch.Tensor = self._module(inputs, torch.tensor(positions, device=self.device), metadata, self._cache)
+        output = self._module.forward(self._module.prepare(micro_batch, self._cache), hidden, self._cache)
         if not self.is_last:
             return output
         self._prompt_logprobs = self._compute_prompt_logprobs(micro_batch, output)
@@ -180,6 +175,32 @@ class StageRunner:
             logits = self._module.logits(hidden[start : start + len(token_ids)])
             parts.append(logprobs(logits, token_ids, wanted.num_top))
         return join(parts)
+
+
+def _make_module(
+    backend: Backend,
+    folder: Path,
+    spec: ModelSpec,
+    first_layer: int,
+    end_layer: int,
+    dtype: torch.dtype,
+    device: str,
+) -> StageModule:
+    """The stage without its weights. Imports the backend that it takes and no other: transformers takes seconds."""
+    if backend != "transformers":
+        from fullbore.model.native.backend import make_native_stage
+        from fullbore.model.native.config import UnsupportedError
+
+        try:
+            return make_native_stage(folder, spec, first_layer, end_layer, dtype, device)
+        except UnsupportedError as error:
+            if backend == "native":
+                raise ModelError(
+                    f"The native backend cannot run this model: {error}; use --backend auto or transformers."
+                ) from None
+    from fullbore.model.transformers_stage import TransformersStage
+
+    return TransformersStage(folder, spec, first_layer, end_layer, dtype, device)
 
 
 def _sampled_rows(micro_batch: MicroBatch) -> list[int]:

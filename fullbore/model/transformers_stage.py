@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,7 +15,11 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from fullbore.errors import ModelError
 from fullbore.model.attention import AttentionMetadata, paged_attention
+from fullbore.model.checkpoint import Checkpoint
 from fullbore.model.kv_cache import KVCache
+from fullbore.model.loading import load_weights
+from fullbore.model.spec import ModelSpec
+from fullbore.scheduler.micro_batch import MicroBatch
 
 _ATTENTION = "fullbore_paged"
 
@@ -41,6 +45,14 @@ class _Decoder(nn.Module):
         self.norm = norm
 
 
+class Prepared(NamedTuple):
+    """A micro-batch made ready for all layers."""
+
+    token_ids: torch.Tensor  # [tokens]
+    positions: torch.Tensor  # [tokens]
+    attention: AttentionMetadata
+
+
 class TransformersStage(nn.Module):
     """Layers `first_layer` … `end_layer-1` of a model; the first stage has the embedding too, the last norm and head.
 
@@ -49,14 +61,17 @@ class TransformersStage(nn.Module):
     """
 
     def __init__(
-        self, folder: Path, architecture: str, first_layer: int, end_layer: int, dtype: torch.dtype, device: str
+        self, folder: Path, spec: ModelSpec, first_layer: int, end_layer: int, dtype: torch.dtype, device: str
     ) -> None:
-        """Reads `config.json` only.
+        """Reads `config.json` only; `spec` is what ModelSpec made of it.
 
         Raises:
             ModelError: Hugging Face does not accept the config.
         """
         super().__init__()
+        architecture = spec.architecture
+        self._tied_embeddings = spec.tied_embeddings
+        self._device = device
         with _blaming_config(folder, architecture):
             config, modeling, prefix = _read_config(folder, architecture)
             is_first, is_last = first_layer == 0, end_layer == config.num_hidden_layers
@@ -81,12 +96,27 @@ class TransformersStage(nn.Module):
                 self.rotary_emb = rotary_class(config)
         self.eval().requires_grad_(False)
 
-    def forward(
-        self, inputs: torch.Tensor, position_ids: torch.Tensor, metadata: AttentionMetadata, cache: KVCache
-    ) -> torch.Tensor:
-        """Token ids [tokens] on the first stage, else hidden states [tokens, hidden_size] -> hidden states."""
-        hidden = (inputs if self.model.embed_tokens is None else self.model.embed_tokens(inputs))[None]
-        position_ids = position_ids[None]
+    def load(self, checkpoint: Checkpoint, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """See `StageModule`."""
+        load_weights(self, checkpoint, self._tied_embeddings, self._device, on_progress)
+
+    def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> Prepared:
+        """Token ids and positions on the stage's device, and what attention needs."""
+        token_ids = [token_id for run in micro_batch.runs for token_id in run.token_ids]
+        positions = [p for run in micro_batch.runs for p in range(run.start, run.start + len(run.token_ids))]
+        return Prepared(
+            torch.tensor(token_ids, device=self._device),
+            torch.tensor(positions, device=self._device),
+            AttentionMetadata.build(micro_batch, cache),
+        )
+
+    def forward(self, prepared: Prepared, hidden: torch.Tensor | None, cache: KVCache) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size] of the stage before, None on the first -> hidden states."""
+        if self.model.embed_tokens is not None:
+            hidden = self.model.embed_tokens(prepared.token_ids)
+        assert hidden is not None
+        hidden = hidden[None]
+        position_ids = prepared.positions[None]
         position_embeddings = self.rotary_emb(hidden, position_ids)
         for layer in self.model.layers.values():
             hidden = layer(
@@ -94,7 +124,7 @@ class TransformersStage(nn.Module):
                 attention_mask=None,
                 position_ids=position_ids,
                 position_embeddings=position_embeddings,
-                paged_metadata=metadata,
+                paged_metadata=prepared.attention,
                 paged_cache=cache,
             )
         return hidden[0]

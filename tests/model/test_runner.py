@@ -15,9 +15,11 @@ from exactness import load_reference
 from tiny_models import ARCHITECTURES, VOCAB_SIZE, make_tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from fullbore.config import Backend
 from fullbore.errors import ModelError, OutOfMemoryError
 from fullbore.model import runner as runner_module
 from fullbore.model.checkpoint import HEAD_NAME, Checkpoint
+from fullbore.model.native import backend as native_backend
 from fullbore.model.runner import StageRunner
 from fullbore.scheduler.micro_batch import MicroBatch, Run, Sampling
 
@@ -25,6 +27,7 @@ PAGE_SIZE = 8
 PARTITIONS = [(4,), (1, 3), (1, 2, 1), (1, 1, 1, 1)]
 GREEDY = Sampling(0.0, 1.0, 0, 0, 0, 0)
 MODELS = ["LlamaForCausalLM-tied", *ARCHITECTURES]
+NATIVE_MODELS = [*MODELS[:5], "LlamaForCausalLM-biased"]
 
 
 @dataclass
@@ -44,6 +47,8 @@ def tiny_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     architecture, _, variant = request.param.partition("-")
     # Two dense layers before the experts: at P > 1 they fall into different stages.
     overrides = {"first_k_dense_replace": 2} if architecture in ("DeepseekV3ForCausalLM", "kimi_k2") else {}
+    if variant == "biased":
+        overrides = {"attention_bias": True, "mlp_bias": True}
     folder = make_tiny_model(
         architecture, tmp_path_factory.mktemp(request.param), tied=variant == "tied", seed=3, **overrides
     )
@@ -60,9 +65,12 @@ def assert_same_logits(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def load_pipeline(
-    folder: Path, partition: tuple[int, ...], num_blocks: int, dtype: str = "float32"
+    folder: Path, partition: tuple[int, ...], num_blocks: int, dtype: str = "float32", backend: Backend = "auto"
 ) -> list[StageRunner]:
-    stages = [StageRunner.load(folder, stage, partition, "cpu", dtype, PAGE_SIZE) for stage in range(len(partition))]
+    stages = [
+        StageRunner.load(folder, stage, partition, "cpu", dtype, PAGE_SIZE, backend=backend)
+        for stage in range(len(partition))
+    ]
     for stage in stages:
         stage.allocate_kv(num_blocks)
     return stages
@@ -126,8 +134,23 @@ class Traffic:
 
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda partition: f"P{len(partition)}")
 def test_interleaved_requests_get_the_whole_models_logits(tiny_model: TinyModel, partition: tuple[int, ...]) -> None:
+    check_interleaved_requests(tiny_model, partition, "transformers")
+
+
+@pytest.mark.parametrize("kernels", ["own", "torch"])
+@pytest.mark.parametrize("partition", [(4,), (1, 2, 1)], ids=lambda partition: f"P{len(partition)}")
+@pytest.mark.parametrize("tiny_model", NATIVE_MODELS, indirect=True)
+def test_the_native_backend_gives_the_same_logits(
+    tiny_model: TinyModel, partition: tuple[int, ...], kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "torch":
+        monkeypatch.setattr(native_backend, "load_library", lambda: None)
+    check_interleaved_requests(tiny_model, partition, "native")
+
+
+def check_interleaved_requests(tiny_model: TinyModel, partition: tuple[int, ...], backend: Backend) -> None:
     num_blocks = 48
-    pipeline = load_pipeline(tiny_model.folder, partition, num_blocks)
+    pipeline = load_pipeline(tiny_model.folder, partition, num_blocks, backend=backend)
     generator = random.Random(len(partition))
     free_blocks = generator.sample(range(num_blocks), num_blocks)
     traffic = Traffic(tiny_model.token_ids, generator, free_blocks=free_blocks)
@@ -146,7 +169,7 @@ def test_interleaved_requests_get_the_whole_models_logits(tiny_model: TinyModel,
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM"])
 def test_half_precision_errs_no_more_than_hugging_face(architecture: str, dtype: str, tmp_path: Path) -> None:
     """Both against float32: our mean error is at most 1.5 times theirs."""
     folder = make_tiny_model(architecture, tmp_path, seed=5)
@@ -189,7 +212,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_stage_tells_what_it_is(llama: Path) -> None:
-    first, middle, last = (StageRunner.load(llama, stage, (1, 2, 1), "cpu", "float32", 16) for stage in range(3))
+    def load(stage: int, partition: tuple[int, ...] = (1, 2, 1)) -> StageRunner:
+        return StageRunner.load(llama, stage, partition, "cpu", "float32", 16, backend="transformers")
+
+    first, middle, last = map(load, range(3))
     assert [(stage.is_first, stage.is_last) for stage in (first, middle, last)] == [
         (True, False),
         (False, False),
@@ -201,7 +227,7 @@ def test_a_stage_tells_what_it_is(llama: Path) -> None:
     layer_bytes = middle.weight_bytes // 2
     assert first.weight_bytes == embedding_bytes + layer_bytes
     assert last.weight_bytes == embedding_bytes + 64 * 4 + layer_bytes
-    whole = StageRunner.load(llama, 0, (4,), "cpu", "float32", 16)
+    whole = load(0, (4,))
     assert whole.weight_bytes == embedding_bytes + 64 * 4 + 4 * layer_bytes, "a tied embedding counts once"
     assert whole.free_memory_bytes() > 0
 

@@ -1,0 +1,36 @@
+"""Chooses the kernels, and whether the native decoder can run a model at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fullbore.model.native.build import load_library
+from fullbore.model.native.config import DecoderConfig
+from fullbore.model.native.cpu_kernels import CpuKernels
+from fullbore.model.native.decoder import NativeStage
+from fullbore.model.native.kernels import Kernels
+from fullbore.model.native.torch_kernels import TorchKernels
+from fullbore.model.spec import ModelSpec
+
+
+def make_native_stage(
+    folder: Path, spec: ModelSpec, first_layer: int, end_layer: int, dtype: torch.dtype, device: str
+) -> NativeStage:
+    """A stage whose weights are not loaded yet. On CPU it uses as many threads as torch is set to.
+
+    Raises:
+        UnsupportedError: the decoder cannot run this model.
+    """
+    config = DecoderConfig.from_folder(folder, spec)
+    return NativeStage(config, first_layer, end_layer, dtype, device, choose_kernels(dtype, device))
+
+
+def choose_kernels(dtype: torch.dtype, device: str) -> Kernels:
+    """Our own on a CPU with a compiler, torch's elsewhere."""
+    if device == "cpu" and dtype in (torch.float32, torch.bfloat16):
+        library = load_library()
+        if library is not None:
+            return CpuKernels(library, dtype, torch.get_num_threads())
+    return TorchKernels(dtype, device)

@@ -1,0 +1,43 @@
+// The small operations between linear layers and attention, one row at a time.
+
+#pragma once
+
+#include <cmath>
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int ROW_GRAIN = 16;  // rows of a small operation that are worth waking another thread
+
+// y = x / rms(x) * weight, one row. x and y may be the same.
+void rms_norm(const float* x, const float* weight, float epsilon, int size, float* y) {
+    Vec squares[4] = {};
+    float rest = 0;
+    int i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int j = 0; j < 4; j++) {
+            const Vec v = load(x + i + j * LANES);
+            squares[j] += v * v;
+        }
+    for (; i < size; i++) rest += x[i] * x[i];
+    const float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
+    const float factor = 1.0f / std::sqrt(total / float(size) + epsilon);
+    for (i = 0; i < size; i++) y[i] = x[i] * factor * weight[i];
+}
+
+// Rotates the first 2 * half elements of one head: pairs (i, i + half).
+void rotate(float* x, const float* cosines, const float* sines, int half) {
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[i + half] = b * cosines[i] + a * sines[i];
+    }
+}
+
+template <typename Element>
+void copy(const float* from, int size, Element* to) {
+    for (int i = 0; i < size; i++) from_float(from[i], to + i);
+}
+
+}  // namespace
