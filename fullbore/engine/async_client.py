@@ -13,7 +13,7 @@ from typing import Any
 import zmq.asyncio
 
 from fullbore.config import EngineConfig
-from fullbore.engine.client import CHECK_PERIOD_S, EXIT_TIMEOUT_S, EngineClient, OnProgress
+from fullbore.engine.client import CHECK_PERIOD_S, EXIT_TIMEOUT_S, EngineClient, OnModel, OnProgress
 from fullbore.engine.messages import (
     AddRequest,
     EngineDead,
@@ -46,18 +46,21 @@ class AsyncEngineClient:
         self._reader = asyncio.create_task(self._read(), name="engine-reader")
 
     @classmethod
-    async def start(cls, config: EngineConfig, on_progress: OnProgress | None = None) -> AsyncEngineClient:
+    async def start(
+        cls, config: EngineConfig, on_progress: OnProgress | None = None, on_model: OnModel | None = None
+    ) -> AsyncEngineClient:
         """Starts driver and stages and waits until requests may come. Cancelling it ends them.
 
         Args:
             on_progress: called with every step of loading, from another thread.
+            on_model: called there with the model's folder before its weights are loaded; what it raises ends the start.
 
         Raises:
             FullboreError: the subclass that fits, with one sentence; nothing is left running.
         """
         cancelled = Event()
         try:
-            client = await asyncio.to_thread(EngineClient.start, config, on_progress, cancelled)
+            client = await asyncio.to_thread(EngineClient.start, config, on_progress, cancelled, on_model)
         except asyncio.CancelledError:
             cancelled.set()
             raise

@@ -33,6 +33,7 @@ from fullbore.engine.messages import (
     GetRecords,
     GetStats,
     LoadProgress,
+    ModelFound,
     Outputs,
     Ping,
     RecordsReply,
@@ -52,6 +53,7 @@ EXIT_TIMEOUT_S = 8.0  # beyond the grace period: draining and ending the stages
 _REPLY_TIMEOUT_S = 5.0
 
 OnProgress = Callable[[LoadProgress], None]
+OnModel = Callable[[str], None]
 Reply = TypeVar("Reply", EngineStats, RecordsReply)
 
 
@@ -90,13 +92,18 @@ class EngineClient:
 
     @classmethod
     def start(
-        cls, config: EngineConfig, on_progress: OnProgress | None = None, cancelled: Event | None = None
+        cls,
+        config: EngineConfig,
+        on_progress: OnProgress | None = None,
+        cancelled: Event | None = None,
+        on_model: OnModel | None = None,
     ) -> EngineClient:
         """Starts driver and stages and waits until requests may come.
 
         Args:
             on_progress: called with every step of loading (stage -1: fetching the model).
             cancelled: set it from another thread to give up.
+            on_model: called with the model's folder before its weights are loaded; what it raises ends the start.
 
         Raises:
             FullboreError: the subclass that fits, with one sentence; nothing is left running.
@@ -104,13 +111,15 @@ class EngineClient:
         config.validate()
         client = cls(config)
         try:
-            client._wait_until_started(on_progress, cancelled)
+            client._wait_until_started(on_progress, cancelled, on_model)
         except BaseException:
             client.close()
             raise
         return client
 
-    def _wait_until_started(self, on_progress: OnProgress | None, cancelled: Event | None) -> None:
+    def _wait_until_started(
+        self, on_progress: OnProgress | None, cancelled: Event | None, on_model: OnModel | None
+    ) -> None:
         # Without any news for this long the driver, which watches the same limit, must be at fault itself.
         limit_s = self.config.load_timeout_s + 5
         end_s = time.monotonic() + limit_s
@@ -122,6 +131,8 @@ class EngineClient:
                     end_s = time.monotonic() + limit_s
                     if on_progress is not None:
                         on_progress(message)
+                elif isinstance(message, ModelFound) and on_model is not None:
+                    on_model(message.path)
             if not messages:
                 self.check_driver()
             if self.dead is not None:

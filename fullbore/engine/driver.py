@@ -37,6 +37,7 @@ from fullbore.engine.messages import (
     GetStats,
     Loading,
     LoadProgress,
+    ModelFound,
     Outputs,
     Ping,
     Pong,
@@ -503,6 +504,7 @@ def run(setup: DriverSetup, links: Links) -> None:
         links.send(LoadProgress(-1, what, done_bytes, total_bytes))
 
     placement = place_model(setup.config, report)
+    links.send(ModelFound(placement.path))
     supervisor = start_stages(setup.config, placement, setup.run_dir, links)
     try:
         start_up = StartUp(setup.config, links, supervisor)

@@ -193,6 +193,12 @@ class EngineInfo(Struct, tag=True):
     stages: list[StageInfo]
 
 
+class ModelFound(Struct, tag=True):
+    """The model is on this machine; its weights are about to be loaded."""
+
+    path: str  # a Hugging Face folder
+
+
 class LoadProgress(Struct, tag=True):
     """A step of starting. `stage` -1: no single stage (fetching the model at first, measuring at the end)."""
 
@@ -253,7 +259,9 @@ class EngineDead(Struct, tag=True):
     exit_code: int = 1
 
 
-FromDriver = EngineInfo | LoadProgress | Outputs | Rejected | Pong | EngineStats | RecordsReply | EngineDead
+FromDriver = (
+    EngineInfo | ModelFound | LoadProgress | Outputs | Rejected | Pong | EngineStats | RecordsReply | EngineDead
+)
 
 # ------------------------------------------------------------------------------------------------------ coding
 

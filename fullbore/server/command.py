@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shlex
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from fullbore import __version__
@@ -15,6 +15,7 @@ from fullbore.config import EngineConfig, ServerConfig
 from fullbore.engine.async_client import AsyncEngineClient
 from fullbore.engine.messages import EngineInfo
 from fullbore.progress import StartProgress
+from fullbore.server.request_log import set_up_logging
 from fullbore.server.serve import bind, serve, stop_signals
 from fullbore.server.state import ServerState
 from fullbore.text.tokenizer import Tokenizer
@@ -28,18 +29,23 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> None:
     """
     engine_config.validate()
     server_config.validate()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(server_config.log_format)
     with bind(server_config.host, server_config.port) as sock:  # before the model is loaded for nothing
         asyncio.run(_run(engine_config, server_config, sock))
 
 
 async def _run(engine_config: EngineConfig, server_config: ServerConfig, sock: socket.socket) -> None:
     with stop_signals(lambda: _print_stopping(server_config)) as stop_requested:
-        engine = await _start_engine(engine_config, stop_requested)
+        tokenizers: list[Tokenizer] = []
+
+        def load_tokenizer(model_path: str) -> None:  # while the stages load; without one they need not
+            tokenizers.append(Tokenizer.load(model_path))
+
+        engine = await _start_engine(engine_config, stop_requested, load_tokenizer)
         if engine is None:
             return
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, engine.info.model_path)
+            [tokenizer] = tokenizers
             model_name = server_config.served_model_name or engine.info.model_name
             state = ServerState(engine, tokenizer, server_config, model_name)
             await serve(state, sock, stop_requested, lambda: _print_ready(state, sock))
@@ -49,10 +55,12 @@ async def _run(engine_config: EngineConfig, server_config: ServerConfig, sock: s
             await engine.stop()
 
 
-async def _start_engine(config: EngineConfig, stop_requested: asyncio.Event) -> AsyncEngineClient | None:
+async def _start_engine(
+    config: EngineConfig, stop_requested: asyncio.Event, on_model: Callable[[str], None]
+) -> AsyncEngineClient | None:
     """The running engine; None when a signal came first."""
     with StartProgress() as progress:
-        start = asyncio.create_task(AsyncEngineClient.start(config, progress.update))
+        start = asyncio.create_task(AsyncEngineClient.start(config, progress.update, on_model))
         stop = asyncio.create_task(stop_requested.wait())
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
