@@ -75,13 +75,9 @@ class LLM:
         Raises:
             FullboreError: the subclass that fits: ConfigError, ModelError, OutOfMemoryError ...
         """
-        self._engine = EngineClient.start(_make_config(model, settings), on_progress)
+        self._tokenizer: Tokenizer
+        self._engine = EngineClient.start(_make_config(model, settings), on_progress, on_model=self._load_tokenizer)
         self._inboxes: dict[int, deque[TokenOutput]] = {}  # running request -> where its tokens go
-        try:
-            self._tokenizer = Tokenizer.load(self._engine.info.model_path)
-        except BaseException:
-            self._engine.stop()
-            raise
 
     @property
     def info(self) -> EngineInfo:
@@ -151,6 +147,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _load_tokenizer(self, model_path: str) -> None:
+        self._tokenizer = Tokenizer.load(model_path)
 
     def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> _Job:
         if isinstance(prompt, str):
