@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 _omitted_if_none = Field(exclude_if=lambda value: value is None)
@@ -52,10 +52,22 @@ class Completion(_Document):
     usage: Usage | None = None
 
 
+class CalledFunction(_Document):
+    name: str
+    arguments: str  # a JSON object; the model may have left it unfinished
+
+
+class ToolCall(_Document):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(_Document):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: Annotated[list[ToolCall] | None, _omitted_if_none] = None
 
 
 class ChatChoice(_Document):
@@ -74,9 +86,24 @@ class ChatCompletion(_Document):
     usage: Usage
 
 
+class FunctionDelta(_Document):
+    name: Annotated[str | None, _omitted_if_none] = None
+    arguments: str  # what is new
+
+
+class ToolCallDelta(_Document):
+    """The first one of a call has its id, type and name."""
+
+    index: int
+    id: Annotated[str | None, _omitted_if_none] = None
+    type: Annotated[Literal["function"] | None, _omitted_if_none] = None
+    function: FunctionDelta
+
+
 class Delta(_Document):
     role: Annotated[Literal["assistant"] | None, _omitted_if_none] = None
     content: Annotated[str | None, _omitted_if_none] = None
+    tool_calls: Annotated[list[ToolCallDelta] | None, _omitted_if_none] = None
 
 
 class ChatChunkChoice(_Document):
@@ -106,3 +133,14 @@ class Model(_Document):
 class ModelList(_Document):
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class Tokenized(_Document):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(_Document):
+    prompt: str

@@ -54,6 +54,11 @@ class FakeEngine:
             stages=[StageInfo(0, (0, 2), "cpu", 4242, 1000), StageInfo(1, (2, 4), "cpu", 4243, 1000)],
         )
 
+    def forget_requests(self) -> None:
+        """As if none had come yet."""
+        self.requests.clear()
+        self._request_ids = itertools.count()
+
     def next_request_id(self) -> int:
         return next(self._request_ids)
 
