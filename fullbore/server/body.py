@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,6 +13,14 @@ from starlette.responses import Response
 
 from fullbore.server.errors import ApiError
 from fullbore.server.state import get_state
+
+
+# Parsing keeps the interpreter busy, and with it all other clients: about 0.3 us for each list or object, 0.03 us for
+# each item. A smaller body takes no longer than a few milliseconds, whatever is in it.
+_SMALL_BODY_BYTES = 128 * 1024
+_MOST_CONTAINERS = 100_000
+_MOST_STRINGS = 200_000
+_MOST_ITEMS = 2_000_000
 
 
 class JsonRoute(APIRoute):
@@ -39,10 +48,8 @@ class JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+        body = await self.body()
+        return _parse(body) if len(body) < _SMALL_BODY_BYTES else await asyncio.to_thread(_check_and_parse, body)
 
     async def _read(self, max_bytes: int) -> bytes:
         too_large = ApiError(
@@ -58,3 +65,30 @@ class JsonRequest(Request):
                 raise too_large
             chunks.append(chunk)
         return b"".join(chunks)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+
+
+def _check_and_parse(body: bytes) -> Any:
+    if _count_structure(body) > _MOST_CONTAINERS and _is_too_complex(body):
+        raise ApiError(413, "The body has too many lists, objects or values; send less.", code="body_too_complex")
+    return _parse(body)
+
+
+def _is_too_complex(body: bytes) -> bool:
+    """Counts what is outside of strings, in passes of a few milliseconds each."""
+    without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if without_escapes.count(b'"') > 2 * _MOST_STRINGS:
+        return True
+    outside = b"".join(without_escapes.split(b'"')[::2])
+    num_containers = outside.count(b"[") + outside.count(b"{")
+    return num_containers > _MOST_CONTAINERS or _count_structure(outside) > _MOST_ITEMS
+
+
+def _count_structure(body: bytes) -> int:
+    return len(body) - len(body.translate(None, b"[{,:"))

@@ -22,8 +22,15 @@ logger = logging.getLogger("fullbore.server")
 class ApiError(HTTPException):
     """An answer other than 200. `message` is for the client; `param` names the offending field, if one does."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(status, message, headers={"WWW-Authenticate": "Bearer"} if status == 401 else None)
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers={"WWW-Authenticate": "Bearer"} if status == 401 else headers)
         self.param = param
         self.code = code
 
@@ -122,4 +129,4 @@ def _reason(message: str) -> str:
 def _error_type(status: int) -> str:
     if status >= 500:
         return "server_error"
-    return "authentication_error" if status == 401 else "invalid_request_error"
+    return {401: "authentication_error", 429: "rate_limit_error"}.get(status, "invalid_request_error")

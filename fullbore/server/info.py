@@ -1,4 +1,4 @@
-"""What the server is and how it is: /health, /v1/models, /server_info, /metrics."""
+"""What the server is and how it is: /health, /ready, /v1/models, /server_info, /metrics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from fullbore import __version__
 from fullbore.engine.messages import EngineStats
 from fullbore.errors import EngineDeadError
+from fullbore.server.errors import ApiError
 from fullbore.server.responses import Model, ModelList
 from fullbore.server.state import ServerState, State
 
@@ -27,15 +28,35 @@ router = APIRouter()
 @router.get("/health")
 async def health(state: State) -> dict[str, str]:
     """200 while requests are served; 503 once the pipeline is dead or the server is shutting down."""
-    state.check_admission()
+    state.check_health()
     return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(state: State) -> dict[str, str]:
+    """200 when requests may be sent here: as /health, but only once a first request has gone all the way."""
+    state.check_health()
+    if not state.is_warm:
+        raise ApiError(503, "The server is warming up.", code="warming_up")
+    return {"status": "ready"}
 
 
 @router.get("/v1/models")
 async def list_models(state: State) -> ModelList:
     """The one model that is served."""
+    return ModelList(data=[_model(state)])
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(model: str, state: State) -> Model:
+    """The model that is served, if that is its name."""
+    state.check_model(model)
+    return _model(state)
+
+
+def _model(state: ServerState) -> Model:
     info = state.engine.info
-    return ModelList(data=[Model(id=state.model_name, created=state.started_unix_s, max_model_len=info.context_length)])
+    return Model(id=state.model_name, created=state.started_unix_s, max_model_len=info.context_length)
 
 
 @router.get("/server_info")

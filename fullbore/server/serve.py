@@ -15,6 +15,7 @@ from fullbore.errors import ConfigError, EngineDeadError
 from fullbore.server.app import create_app
 from fullbore.server.connection import CutWhenStopping
 from fullbore.server.state import ServerState
+from fullbore.server.warm_up import warm_up
 
 # After the pipeline's death: time for waiting clients to get their error and for monitors to see /health at 503.
 DEATH_NOTICE_S = 2.0
@@ -58,10 +59,15 @@ async def serve(
         await asyncio.sleep(0.01)
     if serving.done():  # another server, bound at the same time, was first to listen
         raise ConfigError(f"Cannot listen: {serving.exception()}; choose another --port.")
-    on_ready()
     ends: set[asyncio.Future[Any]] = {serving, state.engine.death, stop}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    warming = asyncio.create_task(warm_up(state))
+    await asyncio.wait({warming, *ends}, return_when=asyncio.FIRST_COMPLETED)
+    if warming.done():
+        warming.result()
+        on_ready()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     state.is_stopping = True
+    warming.cancel()
     if state.engine.dead is not None:
         await asyncio.sleep(DEATH_NOTICE_S)
     else:

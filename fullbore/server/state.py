@@ -13,7 +13,9 @@ from fullbore.engine.async_client import AsyncEngineClient
 from fullbore.errors import EngineDeadError
 from fullbore.server.errors import ApiError
 from fullbore.server.metrics import Metrics
+from fullbore.server.waiting import WaitingRequests
 from fullbore.text.tokenizer import Tokenizer
+from fullbore.text.tool_formats import TOOL_FORMATS, ToolFormat, find_tool_format
 
 
 @dataclass
@@ -25,15 +27,28 @@ class ServerState:
     config: ServerConfig
     model_name: str
     metrics: Metrics = field(default_factory=Metrics)
+    is_warm: bool = False  # a request has gone all the way once
     is_stopping: bool = False  # running requests go on, new ones are refused
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
+    waiting: WaitingRequests = field(init=False)
+    tool_format: ToolFormat = field(init=False)  # how the model writes function calls
 
-    def check_admission(self) -> None:
-        """Raises ApiError or EngineDeadError when no request can be served now."""
+    def __post_init__(self) -> None:
+        self.waiting = WaitingRequests(self.config.max_queued_requests)
+        parser = self.config.tool_call_parser
+        self.tool_format = find_tool_format(self.tokenizer.chat_template) if parser == "auto" else TOOL_FORMATS[parser]
+
+    def check_health(self) -> None:
+        """Raises ApiError or EngineDeadError when no request can be served any more."""
         if self.engine.dead is not None:
             raise EngineDeadError(self.engine.dead.message)
         if self.is_stopping:
             raise shutting_down()
+
+    def check_admission(self) -> None:
+        """Raises ApiError or EngineDeadError when no request can be served now."""
+        self.check_health()
+        self.waiting.check()
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError when a request is for another model."""

@@ -63,7 +63,11 @@ class RunningServer:
         self._stop = asyncio.Event()
         self.engine = FakeEngine(echo, VOCAB_SIZE, EOS_TOKEN_ID)
         self.state = ServerState(self.engine, TOKENIZER, self._config, "tiny")  # type: ignore[arg-type]
-        await serve(self.state, self.sock, self._stop, self._ready.set)
+        await serve(self.state, self.sock, self._stop, self._on_ready)
+
+    def _on_ready(self) -> None:
+        self.engine.forget_requests()  # the warm-up's
+        self._ready.set()
 
     def call(self, function: Callable[[], Any]) -> None:
         """Runs `function` in the server's loop."""
