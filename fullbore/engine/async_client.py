@@ -79,30 +79,36 @@ class AsyncEngineClient:
     def next_request_id(self) -> int:
         return self._client.next_request_id()
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput, None]:
-        """The request's tokens as they come; the last one has a finish reason. Leaving early aborts the request.
+    async def generate(self, *requests: AddRequest) -> AsyncGenerator[TokenOutput, None]:
+        """The requests' tokens as they come; each one's last has a finish reason. Leaving early aborts all.
 
         Raises:
-            RequestError: the request can never be served.
+            RequestError: one of them can never be served.
             EngineDeadError: the pipeline is gone, or shutting down.
         """
         queue: asyncio.Queue[_Item] = asyncio.Queue()
-        self._client.add(request)
-        self._queues[request.request_id] = queue
-        has_ended = False
+        running = {request.request_id for request in requests}
         try:
-            while not has_ended:
+            for request in requests:
+                self._client.add(request)
+                self._queues[request.request_id] = queue
+            while running:
                 item = await queue.get()
                 if isinstance(item, FullboreError):
-                    has_ended = True
                     raise item
-                has_ended = item.finish_reason is not None
+                if item.finish_reason is not None:
+                    running.discard(item.request_id)
                 yield item
         finally:
-            del self._queues[request.request_id]
-            if not has_ended:
-                with suppress(EngineDeadError):
-                    self._client.abort(request.request_id)
+            for request in requests:
+                self._queues.pop(request.request_id, None)
+            for request_id in running:
+                self.abort(request_id)
+
+    def abort(self, request_id: int) -> None:
+        """Ends one of the requests of a stream early; it still gets its last output. Others are ignored."""
+        with suppress(EngineDeadError):
+            self._client.abort(request_id)
 
     async def stats(self) -> EngineStats:
         """Counters and gauges now. Raises EngineDeadError."""

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from fullbore.errors import RequestError
 from fullbore.server.body import JsonRoute
 from fullbore.server.connection import EventStream, document_response, while_connected
-from fullbore.server.generation import Generation
+from fullbore.server.generation import Choice, Generation
+from fullbore.server.logprobs import chat_logprobs
 from fullbore.server.protocol import ChatCompletionRequest
 from fullbore.server.responses import (
     AssistantMessage,
@@ -21,6 +22,7 @@ from fullbore.server.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatLogprobs,
     Delta,
     header,
 )
@@ -40,32 +42,60 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
         generation = await _start(body, state)
     except RequestError as error:
         raise RequestError(str(error), body.name_of_param(error.param)) from error
+    answer = _Answer(body, state, generation)
     if body.stream:
-        return EventStream(_chunks(generation, state.model_name, body.include_usage))
-    return document_response(await while_connected(request.receive, _whole(generation, state.model_name)))
+        return EventStream(answer.chunks())
+    return document_response(await while_connected(request.receive, answer.whole()))
 
 
 async def _start(body: ChatCompletionRequest, state: ServerState) -> Generation:
-    params = body.sampling_params(body.output_limit)
+    params = body.sampling_params(body.output_limit, body.num_logprobs)
     token_ids = await asyncio.to_thread(encode_chat, state.tokenizer, body.conversation(), state.engine.info)
-    return Generation(state, token_ids, params)
+    return Generation(state, [token_ids], params)
 
 
-async def _whole(generation: Generation, model_name: str) -> ChatCompletion:
-    message = AssistantMessage(content=await generation.text())
-    choice = ChatChoice(message=message, finish_reason=generation.finish_reason)
-    return ChatCompletion(**header("chatcmpl", model_name), choices=[choice], usage=generation.usage)
+class _Answer:
+    """The choices of one request as OpenAI's documents."""
 
+    def __init__(self, body: ChatCompletionRequest, state: ServerState, generation: Generation) -> None:
+        self._body = body
+        self._tokenizer = state.tokenizer
+        self._generation = generation
+        self._header = header("chatcmpl", state.model_name)
 
-async def _chunks(generation: Generation, model_name: str, include_usage: bool) -> AsyncGenerator[str, None]:
-    fields = header("chatcmpl", model_name)
-    role: Literal["assistant"] | None = "assistant"  # in the first chunk only
-    async with aclosing(generation.pieces()) as pieces:
-        async for text in pieces:
-            choice = ChatChunkChoice(delta=Delta(role=role, content=text), finish_reason=None)
-            yield ChatCompletionChunk(**fields, choices=[choice]).model_dump_json()
-            role = None
-    choice = ChatChunkChoice(delta=Delta(role=role), finish_reason=generation.finish_reason)
-    yield ChatCompletionChunk(**fields, choices=[choice]).model_dump_json()
-    if include_usage:
-        yield ChatCompletionChunk(**fields, choices=[], usage=generation.usage).model_dump_json()
+    async def whole(self) -> ChatCompletion:
+        await self._generation.run()
+        choices = [
+            ChatChoice(
+                index=choice.index,
+                message=AssistantMessage(content=choice.text),
+                logprobs=self._logprobs(choice, slice(None)),
+                finish_reason=choice.finish_reason,
+            )
+            for choice in self._generation.choices
+        ]
+        return ChatCompletion(**self._header, choices=choices, usage=self._generation.usage)
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The documents of a stream."""
+        begun: set[int] = set()  # choices that had their first chunk, the only one with a role
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                role: Literal["assistant"] | None = None if piece.index in begun else "assistant"
+                begun.add(piece.index)
+                choice = ChatChunkChoice(
+                    index=piece.index,
+                    delta=Delta(role=role, content=piece.text or None),
+                    logprobs=self._logprobs(self._generation.choices[piece.index], piece.tokens),
+                    finish_reason=piece.finish_reason,
+                )
+                yield ChatCompletionChunk(**self._header, choices=[choice]).model_dump_json()
+        if self._body.include_usage:
+            usage = self._generation.usage
+            yield ChatCompletionChunk(**self._header, choices=[], usage=usage).model_dump_json()
+
+    def _logprobs(self, choice: Choice, tokens: slice) -> ChatLogprobs | None:
+        num_top = self._body.num_logprobs
+        if num_top is None or not choice.token_ids[tokens]:
+            return None
+        return chat_logprobs(self._tokenizer, choice.token_ids[tokens], choice.logprobs[tokens], num_top)

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from fullbore.server.body import JsonRoute
 from fullbore.server.connection import EventStream, document_response, while_connected
-from fullbore.server.generation import Generation
+from fullbore.server.generation import Choice, Generation
+from fullbore.server.logprobs import CompletionLogprobsWriter
 from fullbore.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
-from fullbore.server.responses import Completion, CompletionChoice, header
+from fullbore.server.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, Usage, header
 from fullbore.server.state import ServerState, State
 from fullbore.text.requests import encode_text
 
@@ -22,39 +23,120 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/completions", responses={200: {"model": Completion}})
 async def create_completion(body: CompletionRequest, request: Request, state: State) -> Response:
-    """Continues a text."""
+    """Continues a text, or several."""
     state.check_admission()
     state.check_model(body.model)
     body.check()
-    generation = await _start(body, state)
+    answer = await _Answer.start(body, state)
     if body.stream:
-        return EventStream(_chunks(generation, state.model_name, body.include_usage))
-    return document_response(await while_connected(request.receive, _whole(generation, state.model_name)))
+        return EventStream(answer.chunks())
+    return document_response(await while_connected(request.receive, answer.whole()))
 
 
-async def _start(body: CompletionRequest, state: ServerState) -> Generation:
-    prompt = body.single_prompt()
-    if isinstance(prompt, str):
-        prompt = await asyncio.to_thread(encode_text, state.tokenizer, prompt, state.engine.info)
-    max_tokens = body.max_tokens
-    if max_tokens is None:  # the default never makes a prompt too long
-        room = state.engine.info.context_length - len(prompt)
-        max_tokens = max(1, min(DEFAULT_COMPLETION_TOKENS, room))
-    return Generation(state, prompt, body.sampling_params(max_tokens))
+class _Answer:
+    """The choices of one request and, with `echo`, the prompts before them."""
+
+    def __init__(self, body: CompletionRequest, state: ServerState, prompts: list[list[int]], texts: list[str]) -> None:
+        """`texts`: the prompts' own; used with `echo` only."""
+        self._body = body
+        self._header = header("cmpl", state.model_name)
+        params = body.sampling_params(_max_tokens(body, state, prompts), body.logprobs, body.prompt_logprobs)
+        self._generation = Generation(state, prompts, params)
+        self._texts = texts
+        self._writers = [CompletionLogprobsWriter(state.tokenizer) for _ in self._generation.choices]
+
+    @classmethod
+    async def start(cls, body: CompletionRequest, state: ServerState) -> _Answer:
+        prompts, texts = [], []
+        for prompt in body.prompts():
+            if isinstance(prompt, str):
+                prompts.append(await asyncio.to_thread(encode_text, state.tokenizer, prompt, state.engine.info))
+                texts.append(prompt)
+            else:
+                prompts.append(prompt)
+                texts.append(state.tokenizer.decode(prompt) if body.echo else "")
+        return cls(body, state, prompts, texts)
+
+    async def whole(self) -> Completion:
+        await self._generation.run()
+        choices = []
+        for choice in self._generation.choices:
+            beginning = self._beginning(choice) if self._body.echo else None
+            if self._body.is_prompt_only:
+                whole = _nothing(choice)
+            else:
+                whole = self._part(choice, choice.text, slice(None), choice.finish_reason)
+            choices.append(whole if beginning is None else _joined(beginning, whole))
+        return Completion(**self._header, choices=choices, usage=self._usage())
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The documents of a stream."""
+        begun: set[int] = set()
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
+                choice = self._generation.choices[piece.index]
+                if self._body.echo and piece.index not in begun:
+                    begun.add(piece.index)
+                    yield self._document([self._beginning(choice)])
+                if not self._body.is_prompt_only:
+                    yield self._document([self._part(choice, piece.text, piece.tokens, piece.finish_reason)])
+                elif piece.finish_reason is not None:
+                    yield self._document([_nothing(choice)])
+        if self._body.include_usage:
+            yield self._document([], self._usage())
+
+    def _beginning(self, choice: Choice) -> CompletionChoice:
+        """The echoed prompt. Its log-probabilities come with the first choice, whose tokens come before the others'."""
+        prompt, number = divmod(choice.index, self._generation.n)
+        found = self._generation.choices[choice.index - number].output.prompt_logprobs
+        logprobs = None
+        if found is not None:
+            logprobs = self._writers[choice.index].write(choice.request.prompt_token_ids, found)
+        return CompletionChoice(index=choice.index, text=self._texts[prompt], logprobs=logprobs, finish_reason=None)
+
+    def _part(
+        self, choice: Choice, text: str, tokens: slice, finish_reason: FinishReason | None = None
+    ) -> CompletionChoice:
+        """Some of the output."""
+        logprobs = None
+        if self._body.logprobs is not None and choice.token_ids[tokens]:
+            logprobs = self._writers[choice.index].write(choice.token_ids[tokens], choice.logprobs[tokens])
+        return CompletionChoice(index=choice.index, text=text, logprobs=logprobs, finish_reason=finish_reason)
+
+    def _document(self, choices: list[CompletionChoice], usage: Usage | None = None) -> str:
+        return Completion(**self._header, choices=choices, usage=usage).model_dump_json()
+
+    def _usage(self) -> Usage:
+        usage = self._generation.usage
+        if self._body.is_prompt_only:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
 
 
-async def _whole(generation: Generation, model_name: str) -> Completion:
-    choice = CompletionChoice(text=await generation.text(), finish_reason=generation.finish_reason)
-    return Completion(**header("cmpl", model_name), choices=[choice], usage=generation.usage)
+def _max_tokens(body: CompletionRequest, state: ServerState, prompts: list[list[int]]) -> int:
+    if body.is_prompt_only:
+        return 1  # the engine gives one at least, which is not shown
+    if body.max_tokens is not None:
+        return body.max_tokens
+    # The default never makes a prompt too long.
+    room = state.engine.info.context_length - max(map(len, prompts))
+    return max(1, min(DEFAULT_COMPLETION_TOKENS, room))
 
 
-async def _chunks(generation: Generation, model_name: str, include_usage: bool) -> AsyncGenerator[str, None]:
-    fields = header("cmpl", model_name)
-    async with aclosing(generation.pieces()) as pieces:
-        async for text in pieces:
-            choice = CompletionChoice(text=text, finish_reason=None)
-            yield Completion(**fields, choices=[choice]).model_dump_json()
-    choice = CompletionChoice(text="", finish_reason=generation.finish_reason)
-    yield Completion(**fields, choices=[choice]).model_dump_json()
-    if include_usage:
-        yield Completion(**fields, choices=[], usage=generation.usage).model_dump_json()
+def _nothing(choice: Choice) -> CompletionChoice:
+    """An output of no tokens, as if it had ended at once."""
+    return CompletionChoice(index=choice.index, text="", finish_reason="length")
+
+
+def _joined(beginning: CompletionChoice, rest: CompletionChoice) -> CompletionChoice:
+    """A prompt and its output in one."""
+    logprobs = rest.logprobs or beginning.logprobs
+    if beginning.logprobs is not None and rest.logprobs is not None:
+        first, second = beginning.logprobs, rest.logprobs
+        logprobs = CompletionLogprobs(
+            tokens=first.tokens + second.tokens,
+            token_logprobs=first.token_logprobs + second.token_logprobs,
+            top_logprobs=first.top_logprobs + second.top_logprobs,
+            text_offset=first.text_offset + second.text_offset,
+        )
+    return rest.model_copy(update={"text": beginning.text + rest.text, "logprobs": logprobs})

@@ -1,71 +1,155 @@
-"""One request from its checked prompt to the last piece of text."""
+"""One HTTP request's outputs, from checked prompts to the last piece of text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
+from fullbore.engine.messages import AddRequest
 from fullbore.errors import LogitsError
+from fullbore.scheduler.logprobs import TokenLogprob
 from fullbore.scheduler.request import SamplingParams
 from fullbore.server.errors import ApiError
 from fullbore.server.responses import FinishReason, PromptTokensDetails, Usage
 from fullbore.server.state import ServerState
 from fullbore.text.output import OutputText
-from fullbore.text.requests import make_request
+from fullbore.text.requests import make_requests
+
+MAX_OUTPUTS = 1024  # of one HTTP request: prompts times n
 
 
-class Generation:
-    """Runs one request on the engine."""
+@dataclass(frozen=True)
+class Piece:
+    """What is new of one choice. The last one of each choice has no text but its finish reason."""
 
-    def __init__(self, state: ServerState, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Raises RequestError when the engine cannot serve this."""
-        self._request = make_request(state.engine.next_request_id(), prompt_token_ids, params, state.engine.info)
-        self._engine = state.engine
-        self._metrics = state.metrics
-        self._output = OutputText(state.tokenizer, prompt_token_ids, params.stop)
+    index: int
+    text: str
+    tokens: slice  # those of the choice whose text this is, or that came after the text's end
+    finish_reason: FinishReason | None = None
 
-    async def pieces(self) -> AsyncGenerator[str, None]:
-        """Yields text as it becomes certain, then ends; `finish_reason` and `usage` are known from then on.
 
-        Closing the generator early aborts the request.
+@dataclass
+class Choice:
+    """One output: the prompt's number k has the choices from k * n on."""
 
-        Raises:
-            LogitsError: the model gave no usable logits.
-            ApiError: the output was cut.
-            EngineDeadError: the pipeline is gone.
-        """
-        with self._metrics.request() as timing:
-            async with aclosing(self._engine.generate(self._request)) as outputs:
-                async for output in outputs:
-                    text = self._output.push(output)
-                    if output.token_id is not None:
-                        timing.on_token(time.perf_counter())
-                    if text:
-                        yield text
-                    if self._output.finish_reason is not None:
-                        break
-            timing.finish_reason = self.finish_reason
+    index: int
+    request: AddRequest
+    output: OutputText
+    texts: list[str] = field(default_factory=list)
+    num_tokens_told: int = 0  # that pieces have covered
 
-    async def text(self) -> str:
-        """The whole output. Raises as `pieces` does."""
-        return "".join([piece async for piece in self.pieces()])
+    @property
+    def text(self) -> str:
+        """So far, as far as it is certain."""
+        return "".join(self.texts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.output.token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """One for each token, if the request asked for them."""
+        return self.output.logprobs
 
     @property
     def finish_reason(self) -> FinishReason:
-        reason = self._output.finish_reason
+        """How the output ended. Raises LogitsError or ApiError where it was cut."""
+        reason = self.output.finish_reason
         if reason == "stop" or reason == "length":
             return reason
         if reason == "error":
             raise LogitsError
         raise ApiError(503, "The output was cut because the server is shutting down.", code="shutting_down")
 
+    def piece(self, text: str, finish_reason: FinishReason | None = None) -> Piece:
+        """The next piece, which covers all tokens that no piece has covered."""
+        start, self.num_tokens_told = self.num_tokens_told, len(self.token_ids)
+        return Piece(self.index, text, slice(start, self.num_tokens_told), finish_reason)
+
+
+class Generation:
+    """Runs all choices of one HTTP request on the engine."""
+
+    def __init__(self, state: ServerState, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        """Raises RequestError or ApiError when the engine cannot serve this."""
+        num_outputs = len(prompts) * params.n
+        if num_outputs > MAX_OUTPUTS:
+            raise ApiError(
+                400,
+                f"{len(prompts)} prompts with n = {params.n} are {num_outputs} outputs; ask for {MAX_OUTPUTS} at most.",
+                "n" if params.n > 1 else "prompt",
+            )
+        engine = state.engine
+        requests = [
+            request
+            for prompt in prompts
+            for request in make_requests(engine.next_request_id, prompt, params, engine.info)
+        ]
+        self.choices = [
+            Choice(
+                index,
+                request,
+                OutputText(
+                    state.tokenizer, request.prompt_token_ids, params.stop, params.stop_token_ids, params.min_tokens
+                ),
+            )
+            for index, request in enumerate(requests)
+        ]
+        self.n = params.n
+        self._engine = engine
+        self._metrics = state.metrics
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yields the choices' texts as they become certain, then ends; `usage` is known from then on.
+
+        Closing the generator early aborts what still runs.
+
+        Raises:
+            LogitsError: the model gave no usable logits.
+            ApiError: an output was cut.
+            EngineDeadError: the pipeline is gone.
+        """
+        running = {choice.request.request_id: choice for choice in self.choices}
+        with self._metrics.request() as timing:
+            async with aclosing(self._engine.generate(*(choice.request for choice in self.choices))) as outputs:
+                async for output in outputs:
+                    choice = running.get(output.request_id)
+                    if choice is None:
+                        continue  # tokens that were on their way when a stop string ended their choice
+                    text = choice.output.push(output)
+                    if output.token_id is not None:
+                        timing.on_token(time.perf_counter(), choice.index)
+                    if text:
+                        choice.texts.append(text)
+                        yield choice.piece(text)
+                    if choice.output.finish_reason is not None:
+                        yield choice.piece("", choice.finish_reason)
+                        del running[output.request_id]
+                        if not running:
+                            break  # leaving ends what the engine still runs
+                        if output.finish_reason is None:
+                            self._engine.abort(output.request_id)
+            timing.finish_reason = self.choices[0].finish_reason
+
+    async def run(self) -> None:
+        """All of it at once: afterwards `choices` are complete. Raises as `pieces` does."""
+        async for _ in self.pieces():
+            pass
+
     @property
     def usage(self) -> Usage:
-        num_prompt, num_output = len(self._request.prompt_token_ids), len(self._output.token_ids)
+        """A prompt counts once, however many choices it has."""
+        firsts = self.choices[:: self.n]
+        num_prompt = sum(len(choice.request.prompt_token_ids) for choice in firsts)
+        num_output = sum(len(choice.token_ids) for choice in self.choices)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
             total_tokens=num_prompt + num_output,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._output.num_cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(choice.output.num_cached_tokens for choice in firsts)
+            ),
         )

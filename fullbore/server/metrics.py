@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -42,15 +42,16 @@ class RequestTiming:
 
     metrics: Metrics
     arrival_s: float
-    last_token_s: float | None = None
+    last_token_s: dict[int, float] = field(default_factory=dict)  # choice -> when its latest came
     finish_reason: str = "error"
 
-    def on_token(self, now_s: float) -> None:
-        if self.last_token_s is None:
+    def on_token(self, now_s: float, choice: int) -> None:
+        last_s = self.last_token_s.get(choice)
+        if last_s is None:
             self.metrics.time_to_first_token.observe(now_s - self.arrival_s)
         else:
-            self.metrics.inter_token_latency.observe(now_s - self.last_token_s)
-        self.last_token_s = now_s
+            self.metrics.inter_token_latency.observe(now_s - last_s)
+        self.last_token_s[choice] = now_s
 
 
 class Metrics:
@@ -107,10 +108,10 @@ class _EngineCollector(Collector):
         stats = self.stats
         if stats is None:
             return
-        for name, field, text in GAUGES:
-            yield GaugeMetricFamily(name, text, value=getattr(stats, field))
-        for name, field, text in COUNTERS:
-            yield CounterMetricFamily(name, text, value=getattr(stats, field))
+        for name, counted, text in GAUGES:
+            yield GaugeMetricFamily(name, text, value=getattr(stats, counted))
+        for name, counted, text in COUNTERS:
+            yield CounterMetricFamily(name, text, value=getattr(stats, counted))
         yield _micro_batch_sizes(stats)
         yield from _stage_steps(stats)
         yield from self._stage_times()

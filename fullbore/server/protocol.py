@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from fullbore.errors import RequestError
-from fullbore.scheduler.request import SamplingParams
+from fullbore.scheduler.request import MAX_TOP_LOGPROBS, SamplingParams
 from fullbore.server.errors import ApiError
 from fullbore.text.tokenizer import ChatMessage
 
@@ -32,19 +32,8 @@ HARMLESS = frozenset(
 )
 # Parameters that would change the output but are not supported: accepted only with a value that asks for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "stop_token_ids": ([],),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
@@ -54,6 +43,20 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "annotations": ([],),
 }
+# Fields of a request that are SamplingParams' own, default for default.
+_SAMPLING_FIELDS = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+)
 
 
 class _HashableFailFast(FailFast):
@@ -83,10 +86,24 @@ class GenerationRequest(_Strict):
     temperature: Annotated[float | None, Field(description="0: greedy. Default 1.")] = None
     top_p: Annotated[float | None, Field(description="Sample from the likeliest tokens of this total share.")] = None
     top_k: Annotated[int | None, Field(description="Sample from this many likeliest tokens; 0 or -1: all.")] = None
+    min_p: Annotated[float | None, Field(description="Least probability, as a share of the likeliest token's.")] = None
+    presence_penalty: Annotated[
+        float | None, Field(description="Taken off the logits of tokens that the output contains.")
+    ] = None
+    frequency_penalty: Annotated[float | None, Field(description="The same, once for each time.")] = None
+    repetition_penalty: Annotated[
+        float | None, Field(description="Makes tokens in prompt or output less likely when above 1.")
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None, Field(description="Added to the logits of these token ids; -100 to 100.")
+    ] = None
+    n: Annotated[int | None, Field(description="Outputs for each prompt; their random numbers differ.")] = None
     seed: Annotated[int | None, Field(description="Same seed and prompt: same output.")] = None
     stop: Annotated[
         str | Annotated[list[str], FIRST_ERROR] | None, Field(description="Texts that end the output; not part of it.")
     ] = None
+    stop_token_ids: Annotated[TokenIds | None, Field(description="Tokens that end the output; not part of it.")] = None
+    min_tokens: Annotated[int | None, Field(description="Until then nothing but max_tokens ends the output.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Go on after the model's end token.")] = None
     stream: Annotated[bool | None, Field(description="Send the output as server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="include_usage: count tokens at the end.")] = None
@@ -103,7 +120,9 @@ class GenerationRequest(_Strict):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+    def sampling_params(
+        self, max_tokens: int | None, logprobs: int | None = None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
         """The engine's form of the parameters, validated; raises RequestError."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stop) > MAX_STOP_STRINGS:
@@ -111,14 +130,15 @@ class GenerationRequest(_Strict):
         longest = max(map(len, stop), default=0)
         if longest > MAX_STOP_CHARS:
             raise RequestError(f"stop has {longest} characters; at most {MAX_STOP_CHARS} are allowed.", "stop")
+        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         params = SamplingParams(
+            **given,
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
-            seed=self.seed,
             stop=tuple(stop),
-            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias={_token_id(key): bias for key, bias in (self.logit_bias or {}).items()},
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         params.validate()
         return params
@@ -127,19 +147,31 @@ class GenerationRequest(_Strict):
 class CompletionRequest(GenerationRequest):
     prompt: Annotated[
         str | TokenIds | Annotated[list[str], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR],
-        Field(description="The text to continue, or its token ids. A list may hold one prompt."),
+        Field(description="The text to continue, or its token ids, or a list of several of one kind."),
     ]
+    echo: Annotated[bool | None, Field(description="Begin the output with the prompt.")] = None
+    logprobs: Annotated[
+        int | None, Field(description="Report log-probabilities, also of so many likeliest tokens.")
+    ] = None
 
-    def single_prompt(self) -> str | TokenIds:
-        """The one prompt; raises ApiError when it is empty or there are several."""
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Each on its own; raises ApiError when one is empty, or there are none."""
         prompt: Any = self.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise ApiError(400, f"prompt holds {len(prompt)} prompts; send one per request.", "prompt")
-            prompt = prompt[0]
-        if not prompt:
+        is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        prompts: list[Any] = [prompt] if is_one else prompt
+        if not prompts or not all(prompts):
             raise ApiError(400, "The prompt is empty; give at least one token.", "prompt")
-        return prompt  # type: ignore[no-any-return]
+        return prompts
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """Nothing to generate: what counts is the prompt, and what the model thinks of it."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Of the prompt, so many likeliest tokens at each place; None: no log-probabilities."""
+        return self.logprobs if self.echo else None
 
 
 class TextPart(_Strict):
@@ -161,6 +193,24 @@ class Message(_Strict):
 class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[Message], FIRST_ERROR, Field(description="The conversation so far.")]
     max_completion_tokens: Annotated[int | None, Field(description="Newer name of max_tokens.")] = None
+    logprobs: Annotated[bool | None, Field(description="Report the log-probability of each token.")] = None
+    top_logprobs: Annotated[int | None, Field(description="And those of so many likeliest ones; 0 to 20.")] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is None:
+            return
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs is only allowed when logprobs is true.", "top_logprobs")
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise ApiError(
+                400, f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {self.top_logprobs}.", "top_logprobs"
+            )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """So many likeliest tokens at each place; None: no log-probabilities."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
     def conversation(self) -> list[ChatMessage]:
         """The messages as chat templates know them; raises ApiError when there are none or one is not supported."""
@@ -178,6 +228,13 @@ class ChatCompletionRequest(GenerationRequest):
         if name == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
         return "messages" if name == "prompt" else name
+
+
+def _token_id(key: str) -> int:
+    """A key of logit_bias; JSON has no others than texts."""
+    if not key.isascii() or not key.isdecimal():
+        raise RequestError(f"logit_bias needs token ids as keys, got {key[:40]!r}.", "logit_bias")
+    return int(key[:20])
 
 
 def refuse_unsupported(extra: dict[str, Any], prefix: str = "") -> None:

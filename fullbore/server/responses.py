@@ -34,10 +34,19 @@ class Usage(_Document):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionLogprobs(_Document):
+    """Lists of one length, an element for each token; the first token of a prompt has None."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]  # in characters, from the beginning of the choice's text
+
+
 class CompletionChoice(_Document):
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None
 
 
@@ -50,6 +59,21 @@ class Completion(_Document):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+
+
+class TopLogprob(_Document):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Document):
+    content: list[ChatLogprob]
+    refusal: None = None
 
 
 class CalledFunction(_Document):
@@ -73,7 +97,7 @@ class AssistantMessage(_Document):
 class ChatChoice(_Document):
     index: int = 0
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -109,7 +133,7 @@ class Delta(_Document):
 class ChatChunkChoice(_Document):
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None
 
 

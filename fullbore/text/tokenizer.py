@@ -48,6 +48,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._bytes = TokenBytes(self._backend)
+        self._special_ids = frozenset(pretrained.all_special_ids)
         self._longest_token_chars = max((len(token) for token in pretrained.get_vocab()), default=1)
 
     @classmethod
@@ -127,6 +128,14 @@ class Tokenizer:
             return self.decode
         dropped = special - kept
         return lambda token_ids: self.decode_all([token_id for token_id in token_ids if token_id not in dropped])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a single token stands for, perhaps a part of a character; special tokens stand for their names."""
+        return self._bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` leaves the token out."""
+        return token_id in self._special_ids
 
     def format_chat(
         self,

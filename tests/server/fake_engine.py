@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from recordings import simulated_recording
 from fullbore.config import EngineConfig
 from fullbore.engine.messages import AddRequest, EngineDead, EngineInfo, EngineStats, StageInfo
 from fullbore.errors import EngineDeadError
+from fullbore.scheduler.logprobs import Logprobs
 from fullbore.scheduler.request import TokenOutput
 from fullbore.telemetry.accounting import Recording
 
@@ -62,34 +64,43 @@ class FakeEngine:
     def next_request_id(self) -> int:
         return next(self._request_ids)
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput, None]:
-        self.requests.append(request)
-        self.running.add(request.request_id)
-        is_finished = False
+    async def generate(self, *requests: AddRequest) -> AsyncGenerator[TokenOutput, None]:
+        """One token of each request in turn."""
+        self.requests += requests
+        coming = {request.request_id: self._outputs(request) for request in requests}
+        self.running |= coming.keys()
         try:
-            for output in self._outputs(request):
-                await self._pause()
-                if self._cut.is_set():
-                    output = TokenOutput(request.request_id, None, "abort")
-                is_finished = output.finish_reason is not None
-                yield output
-                if is_finished:
-                    return
+            while coming:
+                for request_id in list(coming):
+                    await self._pause()
+                    output = coming[request_id].pop(0)
+                    if self._cut.is_set() or request_id in self.aborted:
+                        output = TokenOutput(request_id, None, "abort")
+                    if output.finish_reason is not None:
+                        del coming[request_id]
+                    yield output
         finally:
-            self.running.discard(request.request_id)
-            if not is_finished:
-                self.aborted.add(request.request_id)
+            self.running.difference_update(request.request_id for request in requests)
+            self.aborted |= coming.keys()
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.add(request_id)
 
     def _outputs(self, request: AddRequest) -> list[TokenOutput]:
         token_ids = self.reply(request)[: request.max_tokens]
-        outputs = [TokenOutput(request.request_id, token_id, None, 4) for token_id in token_ids]
+        outputs = [
+            TokenOutput(request.request_id, token_id, None, 4, _logprobs([token_id], request.num_logprobs))
+            for token_id in token_ids
+        ]
+        outputs[0].prompt_logprobs = _logprobs(request.prompt_token_ids[1:], request.num_prompt_logprobs)
         if None in token_ids:
             failure = token_ids.index(None)
             return [*outputs[:failure], TokenOutput(request.request_id, None, "error", 4)]
         if len(token_ids) == request.max_tokens:
             outputs[-1].finish_reason = "length"
         else:
-            outputs.append(TokenOutput(request.request_id, self.eos_token_id, "stop", 4))
+            end = _logprobs([self.eos_token_id], request.num_logprobs)
+            outputs.append(TokenOutput(request.request_id, self.eos_token_id, "stop", 4, end))
         return outputs
 
     async def _pause(self) -> None:
@@ -145,3 +156,20 @@ class FakeEngine:
     def die(self, message: str = "Stage 1 (pid 4243) was killed by SIGKILL.") -> None:
         self.dead = EngineDead(message=message, stage=1, stack="")
         self.death.set_result(self.dead)
+
+
+def logprob_of(token_id: int) -> float:
+    """Of any token, wherever it comes."""
+    return -token_id / 8
+
+
+def _logprobs(token_ids: Sequence[int | None], num_top: int | None) -> Logprobs | None:
+    """The likeliest tokens are 0, 1, 2 … at every place."""
+    if num_top is None or None in token_ids:
+        return None
+    top_ids = [*range(num_top)] * len(token_ids)
+    return Logprobs(
+        array("f", [logprob_of(token_id or 0) for token_id in token_ids]).tobytes(),
+        array("I", top_ids).tobytes(),
+        array("f", map(logprob_of, top_ids)).tobytes(),
+    )

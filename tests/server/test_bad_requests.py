@@ -30,7 +30,10 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [""]}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": [[1], []]}, "prompt"),
+    ({"prompt": ["a", [1]]}, "prompt.0"),
+    ({"prompt": [[1], [99999]]}, "prompt"),
     ({"prompt": [1, 99999]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [1.5]}, "prompt.0"),
@@ -63,15 +66,32 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "a", "stop": [5]}, "stop.0"),
     ({"prompt": "a", "stream": True, "stream_options": {"new": True}}, "stream_options.new"),
-    ({"prompt": "a", "n": 2}, "n"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": 129}, "n"),
+    ({"prompt": ["a"] * 9, "n": 128}, "n"),
     ({"prompt": "a", "best_of": 3}, "best_of"),
-    ({"prompt": "a", "echo": True}, "echo"),
-    ({"prompt": "a", "logprobs": 0}, "logprobs"),
+    ({"prompt": "a", "best_of": 2, "n": 2}, "best_of"),
+    ({"prompt": "a", "echo": "yes"}, "echo"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "logprobs": -1, "echo": True}, "logprobs"),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias"),
-    ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
-    ({"prompt": "a", "min_p": 0.1}, "min_p"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": "1"}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"five": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": [5]}, "logit_bias"),
+    ({"prompt": "a", "stop_token_ids": [99999]}, "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": 5}, "stop_token_ids"),
+    ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty"),
+    ({"prompt": "a", "frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "a", "min_p": 1.1}, "min_p"),
+    ({"prompt": "a", "min_tokens": -1}, "min_tokens"),
+    ({"prompt": "a", "min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"prompt": "a", "no_such_thing": 1}, "no_such_thing"),
 ]  # fmt: skip
 
@@ -106,7 +126,12 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({**CHAT, "max_tokens": 0}, "max_tokens"),
     ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
-    ({**CHAT, "top_logprobs": 2, "logprobs": True}, "top_logprobs"),
+    ({**CHAT, "top_logprobs": 2}, "top_logprobs"),
+    ({**CHAT, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({**CHAT, "top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+    ({**CHAT, "logprobs": 3}, "logprobs"),
+    ({**CHAT, "n": -1}, "n"),
+    ({**CHAT, "echo": True}, "echo"),
     ({**CHAT, "reasoning_effort": "high"}, "reasoning_effort"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ({**CHAT, "max_completion_tokens": 600}, "max_completion_tokens"),
@@ -156,7 +181,7 @@ def test_error_classes_of_the_official_client(shared_server: RunningServer) -> N
         client.completions.create(model="gpt-4", prompt="a")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(model="tiny", prompt="a", n=2, stream=True)
+        client.completions.create(model="tiny", prompt="a", n=129, stream=True)
 
 
 def test_unknown_url_and_method(shared_server: RunningServer) -> None:
