@@ -16,9 +16,10 @@ from fullbore.engine.client import EngineClient, OnProgress
 from fullbore.engine.messages import AddRequest, EngineInfo, Outputs
 from fullbore.errors import ConfigError, EngineDeadError, LogitsError, RequestError
 from fullbore.progress import RequestProgress
+from fullbore.scheduler.logprobs import TokenLogprob
 from fullbore.scheduler.request import FinishReason, SamplingParams, TokenOutput
 from fullbore.text.output import OutputText
-from fullbore.text.requests import encode_chat, encode_text, make_request
+from fullbore.text.requests import encode_chat, encode_text, make_requests
 from fullbore.text.tokenizer import ChatMessage, Tokenizer
 
 RECEIVE_TIMEOUT_S = 1.0
@@ -36,6 +37,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: FinishReason | None
     error: str | None = None  # why there is no more, when `finish_reason` is "error"
+    logprobs: list[TokenLogprob] | None = None  # one for each of `token_ids`, if asked for
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one for each prompt token, if asked for; None: the first
 
     @property
     def text(self) -> str:
@@ -105,7 +108,7 @@ class LLM:
         """
         prompt_list = _prompt_list(prompts)
         each = _params_of_each(params, len(prompt_list))
-        jobs = [self._prompt_job(prompt, params) for prompt, params in zip(prompt_list, each, strict=True)]
+        jobs = [self._prompt_jobs(prompt, params) for prompt, params in zip(prompt_list, each, strict=True)]
         return self._finish(jobs, show_progress)
 
     def chat(
@@ -120,7 +123,7 @@ class LLM:
             raise RequestError("messages must be a list of messages, or a list of such lists.", "messages")
         conversations: Any = [messages] if _is_conversation(messages) else messages
         each = _params_of_each(params, len(conversations))
-        jobs = [self._chat_job(messages, params) for messages, params in zip(conversations, each, strict=True)]
+        jobs = [self._chat_jobs(messages, params) for messages, params in zip(conversations, each, strict=True)]
         return self._finish(jobs, show_progress)
 
     def stream(self, prompt: Prompt | Conversation, params: SamplingParams | None = None) -> Iterator[str]:
@@ -128,9 +131,11 @@ class LLM:
 
         Raises as `generate`, and LogitsError where the model gives NaN.
         """
-        make_job: Any = self._chat_job if _is_conversation(prompt) else self._prompt_job
+        make_jobs: Any = self._chat_jobs if _is_conversation(prompt) else self._prompt_jobs
         [each] = _params_of_each(params, 1)
-        for job, text in self._run([make_job(prompt, each)]):
+        if each.n > 1:
+            raise RequestError("stream yields the text of one output; use generate or chat for n > 1.", "n")
+        for job, text in self._run(make_jobs(prompt, each)):
             if text:
                 yield text
             if job.text.finish_reason == "error":
@@ -151,29 +156,38 @@ class LLM:
     def _load_tokenizer(self, model_path: str) -> None:
         self._tokenizer = Tokenizer.load(model_path)
 
-    def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> _Job:
+    def _prompt_jobs(self, prompt: Prompt, params: SamplingParams) -> list[_Job]:
         if isinstance(prompt, str):
-            return self._job(prompt, encode_text(self._tokenizer, prompt, self.info), params)
+            return self._jobs(prompt, encode_text(self._tokenizer, prompt, self.info), params)
         if not _is_list(prompt):
             raise RequestError(f"A prompt must be a text or token ids, not {type(prompt).__name__}.", "prompt")
-        return self._job(None, list(prompt), params)
+        return self._jobs(None, list(prompt), params)
 
-    def _chat_job(self, messages: Conversation, params: SamplingParams) -> _Job:
-        return self._job(None, encode_chat(self._tokenizer, messages, self.info), params)
+    def _chat_jobs(self, messages: Conversation, params: SamplingParams) -> list[_Job]:
+        return self._jobs(None, encode_chat(self._tokenizer, messages, self.info), params)
 
-    def _job(self, prompt: str | None, token_ids: list[int], params: SamplingParams) -> _Job:
-        request = make_request(self._engine.next_request_id(), token_ids, params, self.info)
-        return _Job(prompt, request, OutputText(self._tokenizer, token_ids, params.stop))
+    def _jobs(self, prompt: str | None, token_ids: list[int], params: SamplingParams) -> list[_Job]:
+        """One for each of the prompt's `n` outputs."""
+        requests = make_requests(self._engine.next_request_id, token_ids, params, self.info)
+        return [
+            _Job(
+                prompt,
+                request,
+                OutputText(self._tokenizer, token_ids, params.stop, params.stop_token_ids, params.min_tokens),
+            )
+            for request in requests
+        ]
 
-    def _finish(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
+    def _finish(self, jobs_of_prompts: list[list[_Job]], show_progress: bool) -> list[RequestOutput]:
         num_tokens = 0
+        jobs = [job for jobs in jobs_of_prompts for job in jobs]
         with RequestProgress(len(jobs), show_progress) as progress:
             for job, text in self._run(jobs):
                 job.pieces.append(text)
                 num_tokens += 1
                 if job.text.finish_reason is not None:
                     progress.advance(num_tokens)
-        return [job.result() for job in jobs]
+        return [_result(jobs) for jobs in jobs_of_prompts]
 
     def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
         """Runs all jobs at once; yields each with the text that is new. Leaving early aborts what still runs."""
@@ -216,18 +230,35 @@ class LLM:
 
 @dataclass
 class _Job:
-    """A request on its way to a RequestOutput."""
+    """An output on its way."""
 
     prompt: str | None
     request: AddRequest
     text: OutputText
     pieces: list[str] = field(default_factory=list)
 
-    def result(self) -> RequestOutput:
+    def output(self) -> CompletionOutput:
         reason = self.text.finish_reason
-        error = str(LogitsError()) if reason == "error" else None
-        output = CompletionOutput(0, "".join(self.pieces), self.text.token_ids, reason, error)
-        return RequestOutput(self.prompt, self.request.prompt_token_ids, [output], self.text.num_cached_tokens)
+        return CompletionOutput(
+            index=self.request.choice,
+            text="".join(self.pieces),
+            token_ids=self.text.token_ids,
+            finish_reason=reason,
+            error=str(LogitsError()) if reason == "error" else None,
+            logprobs=None if self.request.num_logprobs is None else self.text.logprobs,
+        )
+
+
+def _result(jobs: list[_Job]) -> RequestOutput:
+    """Of one prompt's outputs."""
+    first = jobs[0]
+    return RequestOutput(
+        prompt=first.prompt,
+        prompt_token_ids=first.request.prompt_token_ids,
+        outputs=[job.output() for job in jobs],
+        num_cached_tokens=first.text.num_cached_tokens,
+        prompt_logprobs=first.text.prompt_logprobs,
+    )
 
 
 def _prompt_list(prompts: Any) -> list[Prompt]:
