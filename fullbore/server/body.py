@@ -14,7 +14,6 @@ from starlette.responses import Response
 from fullbore.server.errors import ApiError
 from fullbore.server.state import get_state
 
-
 # Parsing keeps the interpreter busy, and with it all other clients: about 0.3 us for each list or object, 0.03 us for
 # each item. A smaller body takes no longer than a few milliseconds, whatever is in it.
 _SMALL_BODY_BYTES = 128 * 1024

@@ -95,6 +95,7 @@ class ToolCallParser:
         for marker in skipped:
             if self._held.startswith(marker):
                 self._held = self._held[len(marker) :]
+                self._opening = marker if marker == self._format.begin else self._opening
                 return True
         self._state = self._head
         return True
@@ -105,6 +106,7 @@ class ToolCallParser:
         pattern = _JSON_HEAD if self._is_in_object else self._format.tagged_head
         match = pattern.match(self._held) if pattern is not None else None
         if match is not None and match[1] in self._names:
+            self._opening = ""
             self._events.append(CallStart(match[1]))
             self._held = self._held[match.end() :]
             self._end = JsonEnd()
@@ -124,6 +126,7 @@ class ToolCallParser:
         call = _read_call(self._held[:end], self._names)
         if call is None:
             return self._is_no_call(end)
+        self._opening = ""
         self._events += call
         self._held = self._held[end:]
         self._state = self._between
