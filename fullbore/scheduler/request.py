@@ -58,7 +58,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
             convert(asdict(self), SamplingParams)
         except ValidationError as error:
             reason, _, path = str(error).partition(" - at ")
-            name = path.strip("`$.").partition("[")[0]
+            name = path.rpartition("$.")[2].strip("`").partition("[")[0]  # "`$.stop[...]`", "`key` in `$.logit_bias`"
             raise RequestError(f"{name} has the wrong type: {reason}.", param=name) from None
         checks = [
             ("n", 1 <= self.n <= MAX_CHOICES, f"between 1 and {MAX_CHOICES}"),
