@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import msgspec
@@ -19,6 +19,7 @@ import zmq
 
 from fullbore.config import EngineConfig
 from fullbore.engine import run_dir
+from fullbore.engine.admission import make_scheduler_request
 from fullbore.engine.child import ParentWatch, ignore_terminal_signals
 from fullbore.engine.grammar import GrammarCompiler, GrammarConstraint, GrammarQueue, Pending
 from fullbore.engine.messages import (
@@ -59,9 +60,8 @@ from fullbore.engine.sizing import num_kv_blocks
 from fullbore.engine.supervisor import Supervisor, cores_of_stages
 from fullbore.errors import EngineDeadError, FullboreError, RequestError
 from fullbore.scheduler.micro_batch import MicroBatch
-from fullbore.scheduler.request import Request, TokenOutput
+from fullbore.scheduler.request import TokenOutput
 from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
-from fullbore.scheduler.shaper import Shaper
 from fullbore.telemetry.spans import StageRecord
 
 _POLL_MS = 100  # the most that deadlines, the supervisor's look and a stop may be late
@@ -299,7 +299,6 @@ class Driver:
         self.info = msgspec.structs.replace(info, in_flight_limit=self.scheduler.in_flight_limit)
         self.records = Records(config.pp_size, self.scheduler.in_flight_limit, time.monotonic_ns())
         self._last_stage = config.pp_size - 1
-        self._stop_tokens = frozenset(info.eos_token_ids)
         self._live: set[int] = set()  # requests whose end the client has not been told
         self._outputs: list[TokenOutput] = []
         self._in_flight: dict[int, MicroBatch] = {}
@@ -377,47 +376,20 @@ class Driver:
             self._enter(pending.message, constraint, pending.arrival_s)
 
     def _enter(self, message: AddRequest, constraint: GrammarConstraint | None, arrival_s: float) -> None:
+        info = self.info
         try:
-            self.scheduler.add(self._request(message, constraint, arrival_s))
+            self.scheduler.add(
+                make_scheduler_request(message, info.vocab_size, info.eos_token_ids, arrival_s, constraint)
+            )
         except RequestError as error:
             self._reject(message.request_id, error)
         else:
             self._live.add(message.request_id)
             self._write_down("arrival")
 
-    def _request(self, message: AddRequest, constraint: GrammarConstraint | None, arrival_s: float) -> Request:
-        """The scheduler's form of a request; raises RequestError."""
-        prompt, options = message.prompt_token_ids, message.options
-        self._check_vocabulary(prompt, "prompt")
-        self._check_vocabulary(message.stop_token_ids, "stop_token_ids")
-        self._check_vocabulary([] if options is None else options.logit_bias, "logit_bias")
-        stop_token_ids = frozenset(message.stop_token_ids) | (frozenset() if message.ignore_eos else self._stop_tokens)
-        return Request(
-            request_id=message.request_id,
-            prompt_token_ids=prompt,
-            max_tokens=message.max_tokens,
-            temperature=message.temperature,
-            top_p=message.top_p,
-            top_k=message.top_k,
-            seed=message.seed,
-            choice=message.choice,
-            stop_token_ids=stop_token_ids,
-            shaper=None if options is None else Shaper(options, prompt, stop_token_ids),
-            num_logprobs=message.num_logprobs,
-            num_prompt_logprobs=message.num_prompt_logprobs,
-            constraint=constraint,
-            arrival_s=arrival_s,
-            deadline_s=None if message.timeout_s is None else arrival_s + message.timeout_s,
-        )
-
     def _reject(self, request_id: int, error: RequestError) -> None:
         self._live.discard(request_id)
         self.links.send(Rejected(request_id, str(error), error.param))
-
-    def _check_vocabulary(self, token_ids: Collection[int], param: str) -> None:
-        """The last guard: an id that is not in the vocabulary would end a stage, and with it the engine."""
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.info.vocab_size:
-            raise RequestError(f"Token ids must be between 0 and {self.info.vocab_size - 1}.", param=param)
 
     def _abort(self, request_id: int) -> None:
         if self.grammars.remove(request_id):
