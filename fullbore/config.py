@@ -107,7 +107,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         int | None, _doc("Most requests that wait for their first token; further ones get 429. Default: no limit.")
     ] = None
     request_timeout_s: Annotated[
-        float | None, _doc("A request that takes longer ends with 504; requests may ask for less (timeout).")
+        float | None, _doc("A request that takes longer ends with 504; requests may ask for less (timeout_s).")
     ] = None
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3_json", "mistral", "kimi_k2"],
@@ -131,7 +131,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         if self.max_queued_requests is not None and self.max_queued_requests < 1:
             raise ConfigError(f"--max-queued-requests must be at least 1, got {self.max_queued_requests}.")
         if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise ConfigError(f"--request-timeout-s must be a positive number of seconds, got {self.request_timeout_s}.")
+            raise ConfigError(f"--request-timeout-s must be more than 0 seconds, got {self.request_timeout_s}.")
         for origin in self.allow_origins:
             if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
                 raise ConfigError(f"--allow-origins takes origins such as https://example.org, got {origin!r}.")

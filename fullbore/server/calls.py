@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from fullbore.server.responses import CalledFunction, FunctionDelta, ToolCall, ToolCallDelta
+from typing import TypeVar
+
+from fullbore.server.responses import CalledFunction, FinishReason, FunctionDelta, ToolCall, ToolCallDelta
 from fullbore.text.tool_calls import CallArguments, CallStart, ToolCallParser
 from fullbore.text.tool_formats import ToolFormat
+
+Reason = TypeVar("Reason", FinishReason, FinishReason | None)
 
 
 class CallReader:
@@ -26,6 +30,10 @@ class CallReader:
         self.content += content
         deltas = [self._delta(event) for event in events if not isinstance(event, str)]
         return content, deltas
+
+    def finish_reason(self, reason: Reason) -> Reason:
+        """What OpenAI calls the end of an answer with calls."""
+        return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _delta(self, event: CallStart | CallArguments) -> ToolCallDelta:
         if isinstance(event, CallStart):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullbore.errors import RequestError
 from fullbore.server.body import JsonRoute
+from fullbore.server.calls import CallReader
 from fullbore.server.connection import EventStream, document_response, while_connected
-from fullbore.server.generation import Choice, Generation
+from fullbore.server.generation import Choice, Generation, Piece
 from fullbore.server.logprobs import chat_logprobs
 from fullbore.server.protocol import ChatCompletionRequest
 from fullbore.server.responses import (
@@ -24,10 +24,12 @@ from fullbore.server.responses import (
     ChatCompletionChunk,
     ChatLogprobs,
     Delta,
+    FinishReason,
     header,
 )
 from fullbore.server.state import ServerState, State
 from fullbore.text.requests import encode_chat
+from fullbore.text.tools import forced_format
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -49,9 +51,13 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
 
 
 async def _start(body: ChatCompletionRequest, state: ServerState) -> Generation:
-    params = body.sampling_params(body.output_limit, body.num_logprobs)
-    token_ids = await asyncio.to_thread(encode_chat, state.tokenizer, body.conversation(), state.engine.info)
-    return Generation(state, [token_ids], params)
+    params = body.sampling_params(
+        body.output_limit, body.num_logprobs, call_grammar=body.call_grammar(state.tool_format)
+    )
+    messages, tools = body.conversation(), body.offered_tools()
+    token_ids = await asyncio.to_thread(encode_chat, state.tokenizer, messages, state.engine.info, tools)
+    decode = state.tokenizer.decoder_that_keeps(state.tool_format.markers) if tools else None
+    return Generation(state, [token_ids], params, body, decode)
 
 
 class _Answer:
@@ -62,37 +68,58 @@ class _Answer:
         self._tokenizer = state.tokenizer
         self._generation = generation
         self._header = header("chatcmpl", state.model_name)
+        tools, required = body.offered_tools(), body.required_tools()
+        names = frozenset(tool.name for tool in required or tools)
+        tool_format = forced_format(state.tool_format) if required else state.tool_format
+        self._readers = [CallReader(tool_format, names) if tools else None for _ in generation.choices]
 
     async def whole(self) -> ChatCompletion:
         await self._generation.run()
-        choices = [
-            ChatChoice(
-                index=choice.index,
-                message=AssistantMessage(content=choice.text),
-                logprobs=self._logprobs(choice, slice(None)),
-                finish_reason=choice.finish_reason,
-            )
-            for choice in self._generation.choices
-        ]
+        choices = [self._choice(choice) for choice in self._generation.choices]
         return ChatCompletion(**self._header, choices=choices, usage=self._generation.usage)
+
+    def _choice(self, choice: Choice) -> ChatChoice:
+        message, reason = AssistantMessage(content=choice.text), choice.finish_reason
+        reader = self._readers[choice.index]
+        if reader is not None:
+            reader.push(choice.text, is_end=True)
+            calls = reader.calls or None
+            message = AssistantMessage(content=reader.content or (None if calls else ""), tool_calls=calls)
+            reason = reader.finish_reason(reason)
+        logprobs = self._logprobs(choice, slice(None))
+        return ChatChoice(index=choice.index, message=message, logprobs=logprobs, finish_reason=reason)
 
     async def chunks(self) -> AsyncGenerator[str, None]:
         """The documents of a stream."""
         begun: set[int] = set()  # choices that had their first chunk, the only one with a role
+        num_told = [0] * len(self._generation.choices)  # tokens that the chunks so far are about
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
-                role: Literal["assistant"] | None = None if piece.index in begun else "assistant"
-                begun.add(piece.index)
+                delta, reason = self._delta(piece)
+                if not (delta.content or delta.tool_calls or reason):
+                    continue  # held back: it may be the beginning of a call
+                if piece.index not in begun:
+                    delta.role = "assistant"
+                    begun.add(piece.index)
+                tokens = slice(num_told[piece.index], piece.tokens.stop)
+                num_told[piece.index] = piece.tokens.stop
                 choice = ChatChunkChoice(
                     index=piece.index,
-                    delta=Delta(role=role, content=piece.text or None),
-                    logprobs=self._logprobs(self._generation.choices[piece.index], piece.tokens),
-                    finish_reason=piece.finish_reason,
+                    delta=delta,
+                    logprobs=self._logprobs(self._generation.choices[piece.index], tokens),
+                    finish_reason=reason,
                 )
                 yield ChatCompletionChunk(**self._header, choices=[choice]).model_dump_json()
         if self._body.include_usage:
             usage = self._generation.usage
             yield ChatCompletionChunk(**self._header, choices=[], usage=usage).model_dump_json()
+
+    def _delta(self, piece: Piece) -> tuple[Delta, FinishReason | None]:
+        reader = self._readers[piece.index]
+        if reader is None:
+            return Delta(content=piece.text or None), piece.finish_reason
+        content, calls = reader.push(piece.text, is_end=piece.finish_reason is not None)
+        return Delta(content=content or None, tool_calls=calls or None), reader.finish_reason(piece.finish_reason)
 
     def _logprobs(self, choice: Choice, tokens: slice) -> ChatLogprobs | None:
         num_top = self._body.num_logprobs

@@ -41,7 +41,7 @@ class _Answer:
         self._body = body
         self._header = header("cmpl", state.model_name)
         params = body.sampling_params(_max_tokens(body, state, prompts), body.logprobs, body.prompt_logprobs)
-        self._generation = Generation(state, prompts, params)
+        self._generation = Generation(state, prompts, params, body)
         self._texts = texts
         self._writers = [CompletionLogprobsWriter(state.tokenizer) for _ in self._generation.choices]
 

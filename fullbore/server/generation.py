@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from fullbore.engine.messages import AddRequest
-from fullbore.errors import LogitsError
+from fullbore.errors import LogitsError, RequestError
 from fullbore.scheduler.logprobs import TokenLogprob
-from fullbore.scheduler.request import SamplingParams
+from fullbore.scheduler.request import SamplingParams, TokenOutput
 from fullbore.server.errors import ApiError
+from fullbore.server.protocol import GenerationRequest
 from fullbore.server.responses import FinishReason, PromptTokensDetails, Usage
 from fullbore.server.state import ServerState
 from fullbore.text.output import OutputText
@@ -62,6 +63,12 @@ class Choice:
             return reason
         if reason == "error":
             raise LogitsError
+        if reason == "timeout":
+            limit = f"{self.request.timeout_s:g} s (timeout_s, --request-timeout-s)"
+            raise ApiError(504, f"The request took longer than {limit}.", code="timeout")
+        if reason == "grammar":
+            message = "The grammar or schema became too complex to follow; simplify it."
+            raise ApiError(400, message, code="grammar_too_complex")
         raise ApiError(503, "The output was cut because the server is shutting down.", code="shutting_down")
 
     def piece(self, text: str, finish_reason: FinishReason | None = None) -> Piece:
@@ -73,8 +80,22 @@ class Choice:
 class Generation:
     """Runs all choices of one HTTP request on the engine."""
 
-    def __init__(self, state: ServerState, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-        """Raises RequestError or ApiError when the engine cannot serve this."""
+    def __init__(
+        self,
+        state: ServerState,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        body: GenerationRequest,
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        """
+        Args:
+            body: where the parameters come from: its time limit, and its names of parameters.
+            decode: instead of the tokenizer's own.
+
+        Raises:
+            RequestError, ApiError: the engine cannot serve this.
+        """
         num_outputs = len(prompts) * params.n
         if num_outputs > MAX_OUTPUTS:
             raise ApiError(
@@ -93,14 +114,23 @@ class Generation:
                 index,
                 request,
                 OutputText(
-                    state.tokenizer, request.prompt_token_ids, params.stop, params.stop_token_ids, params.min_tokens
+                    state.tokenizer,
+                    request.prompt_token_ids,
+                    params.stop,
+                    params.stop_token_ids,
+                    params.min_tokens,
+                    decode,
                 ),
             )
             for index, request in enumerate(requests)
         ]
+        for request in requests:
+            request.timeout_s = min(filter(None, (body.timeout_s, state.config.request_timeout_s)), default=None)
         self.n = params.n
         self._engine = engine
         self._metrics = state.metrics
+        self._waiting = state.waiting
+        self._body = body
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the choices' texts as they become certain, then ends; `usage` is known from then on.
@@ -109,12 +139,13 @@ class Generation:
 
         Raises:
             LogitsError: the model gave no usable logits.
-            ApiError: an output was cut.
+            RequestError: the grammar is wrong, or the engine cannot serve this for another reason.
+            ApiError: too many requests wait, or an output was cut.
             EngineDeadError: the pipeline is gone.
         """
         running = {choice.request.request_id: choice for choice in self.choices}
         with self._metrics.request() as timing:
-            async with aclosing(self._engine.generate(*(choice.request for choice in self.choices))) as outputs:
+            async with aclosing(self._outputs()) as outputs:
                 async for output in outputs:
                     choice = running.get(output.request_id)
                     if choice is None:
@@ -133,6 +164,21 @@ class Generation:
                         if output.finish_reason is None:
                             self._engine.abort(output.request_id)
             timing.finish_reason = self.choices[0].finish_reason
+
+    async def _outputs(self) -> AsyncGenerator[TokenOutput, None]:
+        """What the engine gives for all choices."""
+        requests = [choice.request for choice in self.choices]
+        self._waiting.enter(request.request_id for request in requests)
+        try:
+            async with aclosing(self._engine.generate(*requests)) as outputs:
+                async for output in outputs:
+                    self._waiting.leave(output.request_id)
+                    yield output
+        except RequestError as error:
+            raise RequestError(str(error), self._body.name_of_param(error.param)) from error
+        finally:
+            for request in requests:
+                self._waiting.leave(request.request_id)
 
     async def run(self) -> None:
         """All of it at once: afterwards `choices` are complete. Raises as `pieces` does."""

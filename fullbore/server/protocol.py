@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import Field
 
 from fullbore.errors import RequestError
 from fullbore.scheduler.request import MAX_TOP_LOGPROBS, SamplingParams
 from fullbore.server.errors import ApiError
+from fullbore.server.functions import OffersTools
+from fullbore.server.messages import Message, conversation
+from fullbore.server.output_grammar import OutputGrammar
+from fullbore.server.strict import FIRST_ERROR, Strict, TokenIds, refuse_unsupported
 from fullbore.text.tokenizer import ChatMessage
+from fullbore.text.tool_formats import ToolFormat
+from fullbore.text.tools import call_grammar, forced_format
 
 # OpenAI's default for /v1/completions; chat answers are limited by the context length alone.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARS = 1000  # of one: looking for megabytes would keep all clients waiting
 
-# Parameters that change nothing about the output: accepted, not used.
-HARMLESS = frozenset(
-    (
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-        "prediction",
-    )
-)
-# Parameters that would change the output but are not supported: accepted only with a value that asks for nothing.
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "tool_calls": ([],),
-    "annotations": ([],),
-}
 # Fields of a request that are SamplingParams' own, default for default.
 _SAMPLING_FIELDS = (
     "n",
@@ -59,26 +38,11 @@ _SAMPLING_FIELDS = (
 )
 
 
-class _HashableFailFast(FailFast):
-    __hash__ = object.__hash__  # a type union needs hashable members
-
-
-# For lists: with a million wrong items, one error is enough.
-FIRST_ERROR = _HashableFailFast()
-TokenIds = Annotated[list[int], FIRST_ERROR]
-
-
-class _Strict(BaseModel):
-    """No silent conversions (a "12" is not a number), no NaN or Infinity, nothing unknown dropped."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow", protected_namespaces=())
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(OutputGrammar):
     """What completions and chat completions have in common."""
 
     model: Annotated[str | None, Field(description="Name as listed by /v1/models; default: the served model.")] = None
@@ -104,6 +68,7 @@ class GenerationRequest(_Strict):
     ] = None
     stop_token_ids: Annotated[TokenIds | None, Field(description="Tokens that end the output; not part of it.")] = None
     min_tokens: Annotated[int | None, Field(description="Until then nothing but max_tokens ends the output.")] = None
+    timeout_s: Annotated[float | None, Field(gt=0, description="End with an error when it takes longer.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Go on after the model's end token.")] = None
     stream: Annotated[bool | None, Field(description="Send the output as server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="include_usage: count tokens at the end.")] = None
@@ -120,10 +85,26 @@ class GenerationRequest(_Strict):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    def name_of_param(self, name: str | None) -> str | None:
+        """What this request calls the parameter that `name` is elsewhere."""
+        found = self.output_grammar() if name == "grammar" else None
+        return name if found is None else found[0]
+
     def sampling_params(
-        self, max_tokens: int | None, logprobs: int | None = None, prompt_logprobs: int | None = None
+        self,
+        max_tokens: int | None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        call_grammar: str | None = None,
     ) -> SamplingParams:
-        """The engine's form of the parameters, validated; raises RequestError."""
+        """The engine's form of the parameters, validated.
+
+        Args:
+            call_grammar: of the calls that the output must consist of.
+
+        Raises:
+            RequestError, ApiError: a value is out of range, or parameters do not fit together.
+        """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop has {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed.", "stop")
@@ -139,9 +120,22 @@ class GenerationRequest(_Strict):
             logit_bias={_token_id(key): bias for key, bias in (self.logit_bias or {}).items()},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=self._grammar(call_grammar),
         )
         params.validate()
         return params
+
+    def _grammar(self, call_grammar: str | None) -> str | None:
+        found = self.output_grammar()
+        if found is None:
+            name, grammar = "tool_choice", call_grammar
+        elif call_grammar is None:
+            name, grammar = found
+        else:
+            raise ApiError(400, f"{found[0]} cannot be combined with a tool_choice that demands calls.", found[0])
+        if grammar is not None and self.min_tokens:
+            raise ApiError(400, f"min_tokens cannot be combined with {name}, which says where to end.", "min_tokens")
+        return grammar
 
 
 class CompletionRequest(GenerationRequest):
@@ -174,23 +168,7 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs if self.echo else None
 
 
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], FIRST_ERROR]
-
-    def for_template(self, index: int) -> ChatMessage:
-        """The message as chat templates know it. `index`: its place in the conversation, for error messages."""
-        refuse_unsupported({k: v for k, v in (self.model_extra or {}).items() if k != "name"}, f"messages.{index}.")
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return ChatMessage(role="system" if self.role == "developer" else self.role, content=text)
-
-
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, OffersTools):
     messages: Annotated[list[Message], FIRST_ERROR, Field(description="The conversation so far.")]
     max_completion_tokens: Annotated[int | None, Field(description="Newer name of max_tokens.")] = None
     logprobs: Annotated[bool | None, Field(description="Report the log-probability of each token.")] = None
@@ -198,6 +176,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        self.check_tools()
         if self.top_logprobs is None:
             return
         if self.top_logprobs and not self.logprobs:
@@ -214,9 +193,14 @@ class ChatCompletionRequest(GenerationRequest):
 
     def conversation(self) -> list[ChatMessage]:
         """The messages as chat templates know them; raises ApiError when there are none or one is not supported."""
-        if not self.messages:
-            raise ApiError(400, "messages is empty; give at least one message.", "messages")
-        return [message.for_template(index) for index, message in enumerate(self.messages)]
+        return conversation(self.messages)
+
+    def call_grammar(self, tool_format: ToolFormat) -> str | None:
+        """The grammar of the calls that the model has to make; None: it need not make any. Raises RequestError."""
+        required = self.required_tools()
+        if not required:
+            return None
+        return call_grammar(required, forced_format(tool_format), may_repeat=self.may_repeat_calls)
 
     @property
     def output_limit(self) -> int | None:
@@ -224,10 +208,11 @@ class ChatCompletionRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def name_of_param(self, name: str | None) -> str | None:
-        """What this request calls the parameter that `name` is elsewhere."""
         if name == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        return "messages" if name == "prompt" else name
+        if name == "grammar" and self.required_tools():
+            return "tools"
+        return "messages" if name == "prompt" else super().name_of_param(name)
 
 
 def _token_id(key: str) -> int:
@@ -235,18 +220,3 @@ def _token_id(key: str) -> int:
     if not key.isascii() or not key.isdecimal():
         raise RequestError(f"logit_bias needs token ids as keys, got {key[:40]!r}.", "logit_bias")
     return int(key[:20])
-
-
-def refuse_unsupported(extra: dict[str, Any], prefix: str = "") -> None:
-    """Raises ApiError for the first parameter that asks for something that would be ignored."""
-    for name, value in extra.items():
-        if value is None or name in HARMLESS or _asks_for_nothing(name, value):
-            continue
-        known = "not supported yet" if name in NEUTRAL_VALUES else "not a known parameter"
-        raise ApiError(400, f"{prefix}{name} is {known}; leave it out.", prefix + name, "unsupported_parameter")
-
-
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    # To Python False equals 0, but `"logprobs": 0` asks for something and `"logprobs": false` does not.
-    neutral_values = NEUTRAL_VALUES.get(name, ())
-    return any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in neutral_values)

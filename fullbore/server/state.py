@@ -15,7 +15,7 @@ from fullbore.server.errors import ApiError
 from fullbore.server.metrics import Metrics
 from fullbore.server.waiting import WaitingRequests
 from fullbore.text.tokenizer import Tokenizer
-from fullbore.text.tool_formats import TOOL_FORMATS, ToolFormat, find_tool_format
+from fullbore.text.tool_formats import HERMES, TOOL_FORMATS, ToolFormat, find_tool_format
 
 
 @dataclass
@@ -35,8 +35,12 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.waiting = WaitingRequests(self.config.max_queued_requests)
-        parser = self.config.tool_call_parser
-        self.tool_format = find_tool_format(self.tokenizer.chat_template) if parser == "auto" else TOOL_FORMATS[parser]
+        self.tool_format = self._tool_format()
+
+    def _tool_format(self) -> ToolFormat:
+        if self.config.tool_call_parser != "auto":
+            return TOOL_FORMATS[self.config.tool_call_parser]
+        return find_tool_format(self.tokenizer.chat_template) if self.tokenizer.knows_tools else HERMES
 
     def check_health(self) -> None:
         """Raises ApiError or EngineDeadError when no request can be served any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fullbore.scheduler.logprobs import TokenLogprob
 from fullbore.scheduler.request import FinishReason, TokenOutput
@@ -21,12 +21,13 @@ class OutputText:
         stop: Sequence[str],
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
+        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
-        """Neither of `stop` and `stop_token_ids` becomes part of the text.
+        """`decode`: instead of the tokenizer's own. Neither of `stop` and `stop_token_ids` becomes part of the text.
 
         `stop` is looked for in what comes after `min_tokens`; tokens end the output by the engine's word.
         """
-        self._detokenizer = Detokenizer(tokenizer.decode, prompt_token_ids)
+        self._detokenizer = Detokenizer(decode or tokenizer.decode, prompt_token_ids)
         self._matcher = StopMatcher(stop)
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
@@ -38,7 +39,7 @@ class Tool(Struct, frozen=True):
 
 def forced_format(own: ToolFormat) -> ToolFormat:
     """How a model writes calls when a grammar makes it: its own way where that consists of plain text."""
-    return HERMES if own is HERMES else LLAMA3_JSON
+    return HERMES if own is HERMES else replace(LLAMA3_JSON, make_id=own.make_id)
 
 
 def call_grammar(tools: Sequence[Tool], tool_format: ToolFormat, *, may_repeat: bool) -> str:

@@ -12,9 +12,9 @@ from recordings import simulated_recording
 
 from fullbore.config import EngineConfig
 from fullbore.engine.messages import AddRequest, EngineDead, EngineInfo, EngineStats, StageInfo
-from fullbore.errors import EngineDeadError
+from fullbore.errors import EngineDeadError, RequestError
 from fullbore.scheduler.logprobs import Logprobs
-from fullbore.scheduler.request import TokenOutput
+from fullbore.scheduler.request import FinishReason, TokenOutput
 from fullbore.telemetry.accounting import Recording
 
 Reply = Callable[[AddRequest], Sequence[int | None]]
@@ -30,6 +30,8 @@ class FakeEngine:
         self.reply = reply
         self.eos_token_id = eos_token_id
         self.token_delay_s = 0.0
+        self.finish_reason: FinishReason | None = None  # set: how outputs end, at once
+        self.error: RequestError | None = None  # set: no request is accepted
         self.requests: list[AddRequest] = []
         self.running: set[int] = set()
         self.aborted: set[int] = set()
@@ -66,6 +68,8 @@ class FakeEngine:
 
     async def generate(self, *requests: AddRequest) -> AsyncGenerator[TokenOutput, None]:
         """One token of each request in turn."""
+        if self.error is not None:
+            raise self.error
         self.requests += requests
         coming = {request.request_id: self._outputs(request) for request in requests}
         self.running |= coming.keys()
@@ -87,6 +91,8 @@ class FakeEngine:
         self.aborted.add(request_id)
 
     def _outputs(self, request: AddRequest) -> list[TokenOutput]:
+        if self.finish_reason is not None:
+            return [TokenOutput(request.request_id, None, self.finish_reason)]
         token_ids = self.reply(request)[: request.max_tokens]
         outputs = [
             TokenOutput(request.request_id, token_id, None, 4, _logprobs([token_id], request.num_logprobs))

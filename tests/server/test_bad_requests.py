@@ -14,6 +14,11 @@ from running_server import RunningServer, StartServer
 from fullbore.config import ServerConfig
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f"}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"multipleOf": 999983}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+OBJECT = {"type": "json_object"}
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -121,11 +126,35 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "pirate", "content": "hi"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0.type"),
     ({**CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
     ({**CHAT, "max_tokens": 0}, "max_tokens"),
-    ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]}, "messages.0.tool_calls.0.function.arguments"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "x": 1}]}]}, "messages.0.tool_calls.0.x"),
+    ({**CHAT, "tools": [{"type": "function"}]}, "tools.0.function"),
+    ({**CHAT, "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ({**CHAT, "tools": [{"type": "web_search"}]}, "tools.0.type"),
+    ({**CHAT, "tools": [{**TOOL, "cache": 1}]}, "tools.0.cache"),
+    ({**CHAT, "tools": [TOOL, TOOL]}, "tools"),
+    ({**CHAT, "tool_choice": "required"}, "tool_choice"),
+    ({**CHAT, "tool_choice": "always"}, "tool_choice"),
+    ({**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({**CHAT, "tools": [TOOL], "tool_choice": "required", "response_format": OBJECT}, "response_format"),
+    ({**CHAT, "tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+    ({**CHAT, "response_format": {"type": "yaml"}}, "response_format.type"),
+    ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({**CHAT, "response_format": {**OBJECT, "x": 1}}, "response_format.x"),
+    ({**CHAT, "response_format": OBJECT, "guided_regex": "a"}, "guided_regex"),
+    ({**CHAT, "response_format": OBJECT, "min_tokens": 2}, "min_tokens"),
+    ({**CHAT, "guided_choice": []}, "guided_choice"),
+    ({**CHAT, "guided_json": "{"}, "guided_json"),
+    ({**CHAT, "guided_json": {"multipleOf": 999983}}, "guided_json"),
+    ({**CHAT, "structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({**CHAT, "structured_outputs": {"xml": "a"}}, "structured_outputs.xml"),
+    ({**CHAT, "timeout_s": 0}, "timeout_s"),
     ({**CHAT, "top_logprobs": 2}, "top_logprobs"),
     ({**CHAT, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
     ({**CHAT, "top_logprobs": -1, "logprobs": True}, "top_logprobs"),
