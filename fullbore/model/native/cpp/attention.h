@@ -9,65 +9,37 @@
 #include <type_traits>
 #include <vector>
 
+#include "multiply.h"
 #include "pool.h"
 #include "vectors.h"
 
 namespace {
 
-// out[i][k] = in[k][i] for a square of 8 by 8 floats.
-INLINE void transpose_8x8(const float* in, ptrdiff_t in_stride, float* out, ptrdiff_t out_stride) {
-    typedef float Row __attribute__((vector_size(32)));
-    typedef int32_t Order __attribute__((vector_size(32)));
-    Row a[8], b[8];
-    for (int i = 0; i < 8; i++) std::memcpy(&a[i], in + i * in_stride, sizeof a[i]);
-    const auto mix = [](Row x, Row y, Order order) {
-#if defined(__clang__)
-        Row result;
-        for (int i = 0; i < 8; i++) result[i] = order[i] < 8 ? x[order[i]] : y[order[i] - 8];
-        return result;
-#else
-        return __builtin_shuffle(x, y, order);
-#endif
-    };
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = mix(a[i], a[i + 1], Order{0, 8, 1, 9, 4, 12, 5, 13});
-        b[i + 1] = mix(a[i], a[i + 1], Order{2, 10, 3, 11, 6, 14, 7, 15});
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            a[i + 2 * j] = mix(b[i + j], b[i + j + 2], Order{0, 1, 8, 9, 4, 5, 12, 13});
-            a[i + 2 * j + 1] = mix(b[i + j], b[i + j + 2], Order{2, 3, 10, 11, 6, 7, 14, 15});
-        }
-    for (int i = 0; i < 4; i++) {
-        b[i] = mix(a[i], a[i + 4], Order{0, 1, 2, 3, 8, 9, 10, 11});
-        b[i + 4] = mix(a[i], a[i + 4], Order{4, 5, 6, 7, 12, 13, 14, 15});
-    }
-    for (int i = 0; i < 8; i++) std::memcpy(out + i * out_stride, &b[i], sizeof b[i]);
-}
-
-// Runs of tokens against the paged cache [blocks][kv_heads][page_size][dim].
+// Runs of tokens against the paged cache: keys [blocks][kv_heads][k_dim][page_size], so that a page is a panel (or more)
+// of columns; values [blocks][kv_heads][page_size][v_dim].
 template <typename Element>
 struct Attention {
     const float* query;  // [tokens][query_stride], heads side by side
     ptrdiff_t query_stride;
     float* out;  // [tokens][heads * v_dim]
     const Element *keys, *values;
-    const int32_t *begins;   // per run: its first token's row
-    const int32_t *lengths;  // per run: its tokens
-    const int32_t *contexts; // per run: tokens of the request in the cache, with these
-    const int32_t* tables;   // [runs][most_blocks]
+    const int32_t *begins;    // per run: its first token's row
+    const int32_t *lengths;   // per run: its tokens
+    const int32_t *contexts;  // per run: tokens of the request in the cache, with these
+    const int32_t* tables;    // [runs][most_blocks]
     int runs, most_blocks, heads, kv_heads, k_dim, v_dim, page_size;
     float scale;
 
-    static constexpr int TILE = PANEL;      // keys that are scored together: a panel
-    static constexpr int MOST_ROWS = 48;    // query tokens times the heads that share a key head
+    static constexpr int TILE = std::max(32, PANEL);  // keys that are looked at together
+    static constexpr int MOST_PANELS = 16;            // that are multiplied in one go
+    static constexpr int MOST_ROWS = 48;  // of an item: query tokens times the heads that share a key head
 
     struct Item {
         int run, kv_head, first, count;  // query tokens first … first+count-1 of the run
     };
 
     int group() const { return heads / kv_heads; }
-    int padded_v_dim() const { return (v_dim + PANEL - 1) / PANEL * PANEL; }
+    ptrdiff_t padded_v_dim() const { return (v_dim + PANEL - 1) / PANEL * PANEL; }
 
     void run_all() const {
         const int tokens_per_item = std::max(1, MOST_ROWS / group());
@@ -76,132 +48,206 @@ struct Attention {
             for (int first = 0; first < lengths[run]; first += tokens_per_item)
                 for (int head = 0; head < kv_heads; head++)
                     items.push_back({run, head, first, std::min(tokens_per_item, lengths[run] - first)});
-        const int grain = std::max(1, int(items.size()) / (8 * num_threads()));
-        parallel(int(items.size()), grain, [&](int begin, int end) {
-            for (int i = begin; i < end; i++) attend(items[i]);
+        const int num_items = int(items.size());
+        parallel(num_items, std::max(1, num_items / (8 * num_threads())), [&](int begin, int end) {
+            for (int i = begin; i < end; i++) attend(items[i], items[std::min(i + 1, num_items - 1)]);
         });
     }
 
-    const Element* row_of(const Element* cache, const Item& item, int position, int dim) const {
+    // ------------------------------------------------------------------------------------------------- the cache
+
+    // The page that holds a position, of one head.
+    const Element* page_of(const Element* cache, const Item& item, int position, int dim) const {
         const ptrdiff_t block = tables[ptrdiff_t(item.run) * most_blocks + position / page_size];
-        return cache + ((block * kv_heads + item.kv_head) * page_size + position % page_size) * dim;
+        return cache + (block * kv_heads + item.kv_head) * page_size * dim;
     }
 
-    // Rows position … position+count-1 of one head as floats, `stride` apart and padded with zeros: in place where they
-    // lie so in the cache, else copied. There is memory up to row position+reach-1.
-    const float* load_rows(const Element* cache, const Item& item, int position, int count, int reach, int dim,
-                           ptrdiff_t stride, float* copies) const {
-        if constexpr (std::is_same_v<Element, float>)
-            if (position / page_size == (position + reach - 1) / page_size && stride == dim)
-                return row_of(cache, item, position, dim);
-        for (int i = 0; i < count; i++) {
-            const Element* row = row_of(cache, item, position + i, dim);
-            float* to = copies + i * stride;
-            for (int d = 0; d < dim; d++) to[d] = to_float(row[d]);
-            for (ptrdiff_t d = dim; d < stride; d++) to[d] = 0;
+    // Calls body(page, offset in it, count, tokens before) for each piece of positions begin … begin+count-1.
+    template <typename Body>
+    void for_pages(const Element* cache, const Item& item, int begin, int count, int dim, const Body& body) const {
+        for (int done = 0; done < count;) {
+            const int offset = (begin + done) % page_size, piece = std::min(count - done, page_size - offset);
+            body(page_of(cache, item, begin + done, dim), offset, piece, done);
+            done += piece;
         }
+    }
+
+    // Pages lie anywhere: the processor cannot guess where the next one is.
+    void prefetch(const Element* cache, const Item& item, int position, int dim) const {
+        const int count = std::min(TILE, contexts[item.run] - position);
+        for_pages(cache, item, position, count, dim, [&](const Element* page, int, int, int) {
+            const char* bytes = reinterpret_cast<const char*>(page);
+            for (size_t i = 0; i < page_size * dim * sizeof(Element); i += 64) __builtin_prefetch(bytes + i, 0, 2);
+        });
+    }
+
+    // Keys as panels of [k_dim][PANEL]: in place, or copied where a page is no multiple of a panel or no floats.
+    // Columns of positions that are not there have no defined values. Returns the stride.
+    ptrdiff_t key_panels(const Item& item, int position, int count, float* copies, const float** panels) const {
+        if constexpr (std::is_same_v<Element, float>)
+            if (page_size % PANEL == 0) {
+                for (int p = 0; p * PANEL < count; p++) {
+                    const int first = position + p * PANEL;
+                    panels[p] = page_of(keys, item, first, k_dim) + first % page_size;
+                }
+                return page_size;
+            }
+        for_pages(keys, item, position, count, k_dim, [&](const Element* page, int offset, int piece, int done) {
+            for (int k = 0; k < k_dim; k++)
+                for (int i = 0; i < piece; i++) copies[k * TILE + done + i] = to_float(page[k * page_size + offset + i]);
+        });
+        for (int p = 0; p < TILE / PANEL; p++) panels[p] = copies + p * PANEL;
+        return TILE;
+    }
+
+    // Values as rows `stride` apart, padded with zeros: in place where they lie so in the cache, else copied.
+    const float* value_rows(const Item& item, int position, int count, float* copies, ptrdiff_t stride) const {
+        if constexpr (std::is_same_v<Element, float>)
+            if (position % page_size + count <= page_size && stride == v_dim)
+                return page_of(values, item, position, v_dim) + position % page_size * v_dim;
+        for_pages(values, item, position, count, v_dim, [&](const Element* page, int offset, int piece, int done) {
+            for (int i = 0; i < piece; i++) {
+                const Element* row = page + (offset + i) * v_dim;
+                float* to = copies + (done + i) * stride;
+                for (int d = 0; d < v_dim; d++) to[d] = to_float(row[d]);
+                for (ptrdiff_t d = v_dim; d < stride; d++) to[d] = 0;
+            }
+        });
         return copies;
     }
 
-    // `count` rows of keys (a multiple of 8) as a panel: [k_dim][TILE].
-    void transpose(const float* rows, int count, float* panel) const {
-        const int squares = k_dim / 8 * 8;
-        for (int key = 0; key < count; key += 8)
-            for (int k = 0; k < squares; k += 8)
-                transpose_8x8(rows + key * k_dim + k, k_dim, panel + k * TILE + key, TILE);
-        for (int k = squares; k < k_dim; k++)
-            for (int key = 0; key < count; key++) panel[k * TILE + key] = rows[key * k_dim + k];
-    }
+    // ---------------------------------------------------------------------------------------------- computation
 
+    // One thread's working memory, each part at the start of a cache line.
     struct Scratch {
-        std::vector<float> query, keys, copies, scores, sums;
-        float highest[MOST_ROWS], total[MOST_ROWS];
+        std::vector<float> memory;
+        float *query, *copies, *scores, *sums, *highest, *total;
+
+        void layout(const Attention& a) {
+            const ptrdiff_t width = a.padded_v_dim(), most_rows = std::max(MOST_ROWS, a.group());
+            const ptrdiff_t sizes[] = {most_rows * a.k_dim, TILE * std::max<ptrdiff_t>(a.k_dim, width),
+                                       most_rows * TILE,    most_rows * width,
+                                       most_rows,           most_rows};
+            float** const parts[] = {&query, &copies, &scores, &sums, &highest, &total};
+            ptrdiff_t size = LINE;
+            for (ptrdiff_t part : sizes) size += (part + LINE - 1) / LINE * LINE;
+            if (ptrdiff_t(memory.size()) < size) memory.resize(size);
+            float* next = memory.data() + (-reinterpret_cast<intptr_t>(memory.data()) & 63) / sizeof(float);
+            for (int i = 0; i < 6; i++) *parts[i] = next, next += (sizes[i] + LINE - 1) / LINE * LINE;
+        }
+        static constexpr ptrdiff_t LINE = 64 / sizeof(float);
     };
 
-    void attend(const Item& item) const {
-        static thread_local Scratch s;
+    // Softmax over the keys tile by tile: weights are relative to the highest score so far (arXiv 1805.02867).
+    void attend(const Item& item, const Item& next) const {
+        static thread_local Scratch scratch;
+        Scratch& s = scratch;
+        s.layout(*this);
         const int rows = item.count * group();
         const ptrdiff_t width = padded_v_dim();
-        s.query.resize(size_t(rows) * k_dim), s.keys.resize(size_t(k_dim) * TILE), s.copies.resize(TILE * std::max<ptrdiff_t>(k_dim, width));
-        s.scores.resize(size_t(rows) * TILE), s.sums.assign(rows * width, 0.0f);
         for (int row = 0; row < rows; row++) {
-            const ptrdiff_t token = begins[item.run] + item.first + row / group();
-            const float* from = query + token * query_stride + (item.kv_head * group() + row % group()) * k_dim;
+            const float* from = query + token_of(item, row) * query_stride + head_of(item, row) * k_dim;
             for (int k = 0; k < k_dim; k++) s.query[row * k_dim + k] = from[k] * scale;
             s.highest[row] = -INFINITY, s.total[row] = 0;
         }
+        std::fill(s.sums, s.sums + rows * width, 0.0f);
         const int start = contexts[item.run] - lengths[item.run] + item.first;  // position of the first query token
-        for (int position = 0; position < start + item.count; position += TILE) {
-            const int count = std::min(TILE, start + item.count - position);
-            const int reach = (count + 7) / 8 * 8;  // what lies behind the last key is scored too, and then hidden
-            const float* k = load_rows(keys, item, position, count, reach, k_dim, k_dim, s.copies.data());
-            transpose(k, reach, s.keys.data());
-            multiply_rows(s.query.data(), k_dim, rows, s.keys.data(), TILE, k_dim, s.scores.data(), TILE, TILE, false);
-            for (int row = 0; row < rows; row++)
-                weigh(s, row, std::min(count, start + row / group() + 1 - position), width);
-            const float* v = load_rows(values, item, position, count, count, v_dim, width, s.copies.data());
-            multiply_rows(s.scores.data(), TILE, rows, v, width, count, s.sums.data(), width, int(width), true);
+        const int end = start + item.count;
+        for (int position = 0; position < end; position += TILE) {
+            const int count = std::min(TILE, end - position);
+            const bool is_last = position + TILE >= end;
+            const Item& coming = is_last ? next : item;  // whose tile is the next
+            prefetch(keys, coming, is_last ? 0 : position + TILE, k_dim);
+            const float* panels[MOST_PANELS];
+            const ptrdiff_t stride = key_panels(item, position, count, s.copies, panels);
+            product(s.query, k_dim, rows, panels, (count + PANEL - 1) / PANEL, stride, k_dim, s.scores, TILE, false);
+            prefetch(values, coming, is_last ? 0 : position + TILE, v_dim);
+            for (int row = 0; row < rows; row++) weigh(s, row, start + row / group() + 1 - position, width);
+            add_values(s, item, position, count, rows, width);
         }
         for (int row = 0; row < rows; row++) {
-            const ptrdiff_t token = begins[item.run] + item.first + row / group();
-            float* to = out + (token * heads + item.kv_head * group() + row % group()) * v_dim;
+            float* to = out + (token_of(item, row) * heads + head_of(item, row)) * v_dim;
             for (int d = 0; d < v_dim; d++) to[d] = s.sums[row * width + d] / s.total[row];
         }
     }
 
-    // One row's scores become weights relative to the highest score so far; only the first `visible` keys count.
+    ptrdiff_t token_of(const Item& item, int row) const { return begins[item.run] + item.first + row / group(); }
+    ptrdiff_t head_of(const Item& item, int row) const { return item.kv_head * group() + row % group(); }
+
+    // One row's scores become weights; only the first `visible` keys count. A NaN among them spoils this row alone.
     void weigh(Scratch& s, int row, int visible, ptrdiff_t width) const {
-        float* scores = &s.scores[row * TILE];
+        float* scores = s.scores + row * TILE;
         for (int key = std::max(visible, 0); key < TILE; key++) scores[key] = -INFINITY;
-        float highest = s.highest[row];
-        for (int key = 0; key < TILE; key++) highest = scores[key] > highest ? scores[key] : highest;
+        Vec most = load(scores);
+        for (int i = LANES; i < TILE; i += LANES) most = most > load(scores + i) ? most : load(scores + i);
+        const float highest = std::max(s.highest[row], max(most));
         if (highest > s.highest[row]) {
             const Vec shrink = exp(broadcast(s.highest[row] - highest));
             s.total[row] *= shrink[0];
-            for (int d = 0; d < width; d += LANES) store(&s.sums[row * width + d], load(&s.sums[row * width + d]) * shrink);
+            for (int d = 0; d < width; d += LANES) store(s.sums + row * width + d, load(s.sums + row * width + d) * shrink);
             s.highest[row] = highest;
         }
-        const Vec first = exp(load(scores) - highest), second = exp(load(scores + LANES) - highest);
-        store(scores, first), store(scores + LANES, second);
-        s.total[row] += sum(first + second);
-    }
-
-    // out[rows][columns] (+)= x[rows][inputs] · w[inputs][columns], all row-major, columns a multiple of PANEL.
-    static void multiply_rows(const float* x, ptrdiff_t x_stride, int rows, const float* w, ptrdiff_t w_stride, int inputs,
-                              float* out, ptrdiff_t out_stride, int columns, bool adds) {
-        int row = 0;
-        for (; row + MAX_ROWS <= rows; row += MAX_ROWS)
-            tile<MAX_ROWS>(x + row * x_stride, x_stride, w, w_stride, inputs, out + row * out_stride, out_stride, columns, adds);
-        for (; row + 3 <= rows; row += 3)
-            tile<3>(x + row * x_stride, x_stride, w, w_stride, inputs, out + row * out_stride, out_stride, columns, adds);
-        for (; row < rows; row++)
-            tile<1>(x + row * x_stride, x_stride, w, w_stride, inputs, out + row * out_stride, out_stride, columns, adds);
-    }
-
-    template <int ROWS>
-    static void tile(const float* x, ptrdiff_t x_stride, const float* w, ptrdiff_t w_stride, int inputs, float* out,
-                     ptrdiff_t out_stride, int columns, bool adds) {
-        for (int column = 0; column < columns; column += PANEL) {
-            Vec s[ROWS][2] = {};
-            if (adds)
-                for (int r = 0; r < ROWS; r++) {
-                    const float* from = out + r * out_stride + column;
-                    s[r][0] = load(from), s[r][1] = load(from + LANES);
-                }
-            for (int k = 0; k < inputs; k++) {
-                const float* at = w + k * w_stride + column;
-                const Vec first = load(at), second = load(at + LANES);
-#pragma GCC unroll 16
-                for (int r = 0; r < ROWS; r++) {
-                    const Vec input = broadcast(x[r * x_stride + k]);
-                    s[r][0] += input * first, s[r][1] += input * second;
-                }
-            }
-            for (int r = 0; r < ROWS; r++) {
-                float* to = out + r * out_stride + column;
-                store(to, s[r][0]), store(to + LANES, s[r][1]);
-            }
+        Vec total{};
+        for (int i = 0; i < TILE; i += LANES) {
+            const Vec weights = exp(load(scores + i) - highest);
+            store(scores + i, weights);
+            total += weights;
         }
+        s.total[row] += sum(total);
+    }
+
+    // sums += weights · values, in pieces that lie together in the cache.
+    void add_values(Scratch& s, const Item& item, int position, int count, int rows, ptrdiff_t width) const {
+        for (int done = 0; done < count;) {
+            const int piece = std::min(count - done, std::max(PANEL, page_size - (position + done) % page_size));
+            const float* values = value_rows(item, position + done, piece, s.copies, width);
+            for (ptrdiff_t column = 0; column < width; column += MOST_PANELS * PANEL) {
+                const float* panels[MOST_PANELS];
+                const int num_panels = int(std::min<ptrdiff_t>(MOST_PANELS, (width - column) / PANEL));
+                for (int p = 0; p < num_panels; p++) panels[p] = values + column + p * PANEL;
+                product(s.scores + done, TILE, rows, panels, num_panels, width, piece, s.sums + column, width, true);
+            }
+            done += piece;
+        }
+    }
+
+    // out[rows][panels * PANEL] (+)= x[rows][inputs] · panels.
+    static void product(const float* x, ptrdiff_t x_stride, int rows, const float* const* panels, int num_panels,
+                        ptrdiff_t w_stride, int inputs, float* out, ptrdiff_t out_stride, bool adds) {
+        const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+        for (int t = 0, row = 0; t < tiles; t++) {
+            const int count = (rows - row + tiles - t - 1) / (tiles - t);
+            with_rows(count, [&]<int ROWS>() {
+                constexpr int PANELS = panels_at_once(ROWS);
+                const float* from = x + row * x_stride;
+                float* to = out + row * out_stride;
+                int p = 0;
+                for (; p + PANELS <= num_panels; p += PANELS)
+                    tile<ROWS, PANELS>(from, x_stride, panels + p, w_stride, inputs, to + p * PANEL, out_stride, adds);
+                for (; p < num_panels; p++)
+                    tile<ROWS, 1>(from, x_stride, panels + p, w_stride, inputs, to + p * PANEL, out_stride, adds);
+            });
+            row += count;
+        }
+    }
+
+    template <int ROWS, int PANELS>
+    static void tile(const float* x, ptrdiff_t x_stride, const float* const* panels, ptrdiff_t w_stride, int inputs,
+                     float* out, ptrdiff_t out_stride, bool adds) {
+        const float* w[PANELS];
+        const char* nothing[PANELS] = {};
+        Vec sums[ROWS][PANELS][2] = {};
+        for (int p = 0; p < PANELS; p++) {
+            w[p] = panels[p];
+            for (int r = 0; r < ROWS && adds; r++)
+                for (int half = 0; half < 2; half++)
+                    sums[r][p][half] = load(out + r * out_stride + p * PANEL + half * LANES);
+        }
+        multiply<ROWS, PANELS>(x, x_stride, w, w_stride, inputs, nothing, 0, sums);
+        for (int r = 0; r < ROWS; r++)
+            for (int p = 0; p < PANELS; p++)
+                for (int half = 0; half < 2; half++)
+                    store(out + r * out_stride + p * PANEL + half * LANES, sums[r][p][half]);
     }
 };
 

@@ -58,7 +58,7 @@ void fb_rms_norm(const float* x, const float* weight, float epsilon, int64_t row
 }
 
 // qkv[tokens][(heads + 2 * kv_heads) * dim]: norms (if there are weights) and rotates queries and keys in place, and
-// stores keys and values at their slots of the cache [blocks][kv_heads][page_size][dim].
+// stores keys and values at their slots of the cache (layout: attention.h).
 void fb_rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* q_norm,
                          const float* k_norm, float epsilon, const int32_t* positions, const float* cosines,
                          const float* sines, int64_t half, const int32_t* slots, int64_t page_size, void* keys,
@@ -75,14 +75,13 @@ void fb_rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_h
             const int64_t block = slots[token] / page_size, offset = slots[token] % page_size;
             for (int64_t head = 0; head < kv_heads; head++) {
                 const float *key = row + (heads + head) * dim, *value = key + kv_heads * dim;
-                const int64_t at = ((block * kv_heads + head) * page_size + offset) * dim;
-                if (is_bfloat16) {
-                    copy(key, int(dim), static_cast<bfloat16*>(keys) + at);
-                    copy(value, int(dim), static_cast<bfloat16*>(values) + at);
-                } else {
-                    copy(key, int(dim), static_cast<float*>(keys) + at);
-                    copy(value, int(dim), static_cast<float*>(values) + at);
-                }
+                const int64_t page = (block * kv_heads + head) * page_size * dim;
+                if (is_bfloat16)
+                    store_token(key, value, dim, page_size, offset, static_cast<bfloat16*>(keys) + page,
+                                static_cast<bfloat16*>(values) + page);
+                else
+                    store_token(key, value, dim, page_size, offset, static_cast<float*>(keys) + page,
+                                static_cast<float*>(values) + page);
             }
         }
     });

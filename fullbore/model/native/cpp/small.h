@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "vectors.h"
 
@@ -35,9 +36,12 @@ void rotate(float* x, const float* cosines, const float* sines, int half) {
     }
 }
 
+// One head's key into a column of its page, the value into a row.
 template <typename Element>
-void copy(const float* from, int size, Element* to) {
-    for (int i = 0; i < size; i++) from_float(from[i], to + i);
+void store_token(const float* key, const float* value, int64_t dim, int64_t page_size, int64_t offset, Element* keys,
+                 Element* values) {
+    for (int64_t i = 0; i < dim; i++) from_float(key[i], keys + i * page_size + offset);
+    for (int64_t i = 0; i < dim; i++) from_float(value[i], values + offset * dim + i);
 }
 
 }  // namespace

@@ -56,10 +56,24 @@ INLINE void load_panel_row(const bfloat16* w, Vec& first, Vec& second) {  // lan
     std::memcpy(&first, &low, sizeof low), std::memcpy(&second, &high, sizeof high);
 }
 
+// Halves are added to each other until one number is left.
 INLINE float sum(Vec v) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += v[i];
-    return total;
+    float parts[LANES];
+    store(parts, v);
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return parts[0];
+}
+INLINE float max(Vec v) {
+    float parts[LANES];
+    store(parts, v);
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) parts[i] = parts[i] > parts[i + half] ? parts[i] : parts[i + half];
+    return parts[0];
 }
 
 // e^x to 2 units in the last place; exactly 0 below the smallest normal number; NaN stays NaN.
