@@ -42,8 +42,8 @@ ALL: dict[str, dict[str, Any]] = {
     "frequency": {"temperature": 0.0, "frequency_penalty": 2.0},
     "repetition": {"temperature": 0.0, "repetition_penalty": 3.0, "logprobs": 0},
     "bias": {"temperature": 0.0, "logit_bias": {65: 3.0, 66: 2.5, 67: -100.0}},
-    "stop": {"seed": 4, "stop_token_ids": tuple(range(0, 256, 16)), "logprobs": 1},
-    "min_tokens": {"seed": 4, "stop_token_ids": tuple(range(0, 256, 16)), "min_tokens": 9},
+    "stop": {"seed": 4, "stop_token_ids": tuple(range(0, 256, 8)), "logprobs": 1},
+    "min_tokens": {"seed": 4, "stop_token_ids": tuple(range(0, 256, 8)), "min_tokens": 9},
     "prompt": {"seed": 5, "logprobs": 3, "prompt_logprobs": 3},
     "everything": {
         "seed": 6, "temperature": 0.8, "top_p": 0.95, "top_k": 100, "min_p": 0.01, "presence_penalty": 0.5,
@@ -172,9 +172,11 @@ def test_the_features_do_what_they_are_for(expected: dict[int, Output]) -> None:
     assert any({65, 66} & set(output.tokens) for output in of["bias"])
     for short, long in zip(of["stop"], of["min_tokens"], strict=True):
         assert short.finish_reason == "stop"
-        assert short.tokens[-1] % 16 == 0
-        assert len(short.tokens) < 9 <= len(long.tokens)
-        assert not any(token_id % 16 == 0 for token_id in long.tokens[:8])
+        assert short.tokens[-1] % 8 == 0
+        assert not any(token_id % 8 == 0 for token_id in short.tokens[:-1])
+        assert len(long.tokens) >= 9
+        assert not any(token_id % 8 == 0 for token_id in long.tokens[:9])
+    assert min(len(output.tokens) for output in of["stop"]) < 9
 
 
 @pytest.mark.parametrize(("pp_size", "seed"), [(1, 1), (3, None), (3, 2)])
