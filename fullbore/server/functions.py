@@ -98,4 +98,4 @@ class OffersTools(Strict):
         return self.tool_choice == "required" and self.parallel_tool_calls is not False
 
 
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
