@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from fullbore.model.native.build import load_library
-from fullbore.model.native.config import DecoderConfig
+from fullbore.model.native.config import DecoderConfig, UnsupportedError
 from fullbore.model.native.cpu_kernels import CpuKernels
 from fullbore.model.native.decoder import NativeStage
 from fullbore.model.native.kernels import Kernels
+from fullbore.model.native.rope import RotaryTables
 from fullbore.model.native.torch_kernels import TorchKernels
 from fullbore.model.spec import ModelSpec
 
@@ -24,7 +25,13 @@ def make_native_stage(
         UnsupportedError: the decoder cannot run this model.
     """
     config = DecoderConfig.from_folder(folder, spec)
-    return NativeStage(config, first_layer, end_layer, dtype, device, choose_kernels(dtype, device))
+    try:
+        rotary = RotaryTables(config.rope, config.head_dim, device)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnsupportedError(
+            f"the rotary embedding in its config.json is odd ({type(error).__name__}: {error})"
+        ) from None
+    return NativeStage(config, first_layer, end_layer, dtype, device, choose_kernels(dtype, device), rotary)
 
 
 def choose_kernels(dtype: torch.dtype, device: str) -> Kernels:

@@ -125,6 +125,7 @@ class NativeStage:
         dtype: torch.dtype,
         device: str,
         kernels: Kernels,
+        rotary: RotaryTables,
     ) -> None:
         self.first_layer = first_layer
         self.num_layers = end_layer - first_layer
@@ -134,7 +135,7 @@ class NativeStage:
         self._dtype = dtype
         self._device = device
         self._kernels = kernels
-        self._rotary = RotaryTables(config.rope, config.head_dim, device)
+        self._rotary = rotary
         self._buffers = Buffers(kernels.compute_dtype, device)
         self._counter = SizeCounter(kernels, kernels.compute_dtype)
         self._build(self._counter)

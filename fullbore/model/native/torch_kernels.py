@@ -43,7 +43,7 @@ class TorchKernels:
 
     def __init__(self, dtype: torch.dtype, device: str) -> None:
         self.compute_dtype = dtype
-        self._packs = device == "cpu" and dtype in (torch.float32, torch.bfloat16) and _has_onednn()
+        self._packs = device == "cpu" and _onednn_packs(dtype)
 
     def packed_bytes(self, outputs: int, inputs: int, *, is_gated: bool = False, in_rows: bool = False) -> int:
         return outputs * (2 if is_gated else 1) * inputs * self.compute_dtype.itemsize
@@ -113,5 +113,7 @@ def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torc
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
 
-def _has_onednn() -> bool:
-    return bool(torch._C._has_mkldnn)
+def _onednn_packs(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 and bool(torch._C._has_mkldnn)
