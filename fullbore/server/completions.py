@@ -61,7 +61,7 @@ class _Answer:
         await self._generation.run()
         choices = []
         for choice in self._generation.choices:
-            beginning = self._beginning(choice) if self._body.echo else None
+            beginning = await asyncio.to_thread(self._beginning, choice) if self._body.echo else None
             if self._body.is_prompt_only:
                 whole = _nothing(choice)
             else:
@@ -77,7 +77,7 @@ class _Answer:
                 choice = self._generation.choices[piece.index]
                 if self._body.echo and piece.index not in begun:
                     begun.add(piece.index)
-                    yield self._document([self._beginning(choice)])
+                    yield self._document([await asyncio.to_thread(self._beginning, choice)])
                 if not self._body.is_prompt_only:
                     yield self._document([self._part(choice, piece.text, piece.tokens, piece.finish_reason)])
                 elif piece.finish_reason is not None:
@@ -86,7 +86,10 @@ class _Answer:
             yield self._document([], self._usage())
 
     def _beginning(self, choice: Choice) -> CompletionChoice:
-        """The echoed prompt. Its log-probabilities come with the first choice, whose tokens come before the others'."""
+        """The echoed prompt, in a thread, since it may be long.
+
+        Its log-probabilities come with the first choice, whose tokens come before the others'.
+        """
         prompt, number = divmod(choice.index, self._generation.n)
         found = self._generation.choices[choice.index - number].output.prompt_logprobs
         logprobs = None
