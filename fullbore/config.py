@@ -31,6 +31,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     pp_max_micro_batch_size: Annotated[
         int | Literal["auto"], _doc("Most requests in one micro-batch; 'auto' spreads requests over the pipeline.")
     ] = "auto"
+    num_micro_batches: Annotated[
+        int | Literal["auto"],
+        _doc("Micro-batches that decoding requests are spread over; 'auto': as many as give the most tokens/s."),
+    ] = "auto"
     pp_layer_partition: Annotated[
         tuple[int, ...] | None, _doc("Layers per stage, e.g. 17,13; default: divided by cost.")
     ] = None
@@ -70,7 +74,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         """
         at_least_one = (
             "pp_size chunked_prefill_size max_running_requests page_size threads_per_stage "
-            "context_length max_total_tokens pp_max_micro_batch_size"
+            "context_length max_total_tokens pp_max_micro_batch_size num_micro_batches"
         )
         for name in at_least_one.split():
             value = getattr(self, name)

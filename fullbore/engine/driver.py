@@ -289,6 +289,7 @@ class Driver:
                 pp_size=config.pp_size,
                 pp_async_batch_depth=config.pp_async_batch_depth,
                 pp_max_micro_batch_size=config.pp_max_micro_batch_size,
+                num_micro_batches=config.num_micro_batches,
                 chunked_prefill_size=config.chunked_prefill_size,
                 max_running_requests=config.max_running_requests,
                 page_size=config.page_size,

@@ -26,6 +26,7 @@ class SleepModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     layer_ms: Milliseconds = 1.0
     token_ms: Milliseconds = 0.0
     head_ms: Milliseconds = 0.0
+    hop_ms: Milliseconds = 0.0  # a slow link: hidden states arrive so much later (see slow_link.py)
     vocab: Annotated[int, Meta(ge=1, le=2**24)] = 1000  # tokens travel as float32
     hidden: Annotated[int, Meta(ge=4, le=1_000_000)] = 16  # the first 4 columns are used
     context: Annotated[int, Meta(ge=1, le=2**24)] = 4096
@@ -49,6 +50,11 @@ def parse(model: str) -> SleepModel:
         return msgspec.convert({key: value for key, _, value in pairs}, SleepModel, strict=False)
     except msgspec.ValidationError as error:
         raise ModelError(f"{model} is not a valid sleep model: {error}.") from None
+
+
+def hop_s(model: str) -> float:
+    """What the links between stages add to each transfer; 0 for every model that really computes."""
+    return parse(model).hop_ms * 1e-3 if is_sleep_model(model) else 0.0
 
 
 def expected_tokens(model: SleepModel, prompt: Sequence[int], count: int, seed: int | None = None) -> list[int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import zmq
 
-from fullbore.engine import run_dir
+from fullbore.engine import run_dir, sleep_model
 from fullbore.engine.child import ParentWatch, allow_tracing_by, die_with_parent, ignore_terminal_signals
 from fullbore.engine.messages import (
     AllocateKV,
@@ -143,6 +143,7 @@ class Stage:
     def _connect(self) -> Transport:
         import torch
 
+        from fullbore.engine.slow_link import SlowLink
         from fullbore.engine.transport import TorchTransport
 
         config = self.setup.config
@@ -155,7 +156,8 @@ class Stage:
             max_tokens=config.chunked_prefill_size + config.max_running_requests,
         )
         transport.connect(run_dir.rendezvous_file(self.setup.run_dir))
-        return transport
+        hop_s = sleep_model.hop_s(self.setup.model_path)
+        return SlowLink(transport, hop_s) if hop_s else transport
 
     def _report_progress(self, loaded_bytes: int, total_bytes: int) -> None:
         now_s = time.monotonic()

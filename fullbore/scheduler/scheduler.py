@@ -49,7 +49,7 @@ _READY = attrgetter("ready_since_s")
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """What the scheduler needs to know. `num_micro_batches` forces m, for experiments; the engine leaves it auto."""
+    """What the scheduler needs to know. `num_micro_batches` forces m, for experiments."""
 
     num_kv_blocks: int
     pp_size: int = 1
