@@ -12,6 +12,10 @@ from fullbore.errors import ModelError, RequestError
 from fullbore.text.token_bytes import TokenBytes
 
 
+# Without any of these there can be no tokenizer.
+_FILES = ("tokenizer*", "*.model", "vocab*", "merges*", "tekken*", "*.tiktoken")
+
+
 class FunctionCall(TypedDict):
     """A call that the model made in an earlier turn."""
 
@@ -58,6 +62,11 @@ class Tokenizer:
         Raises:
             ModelError: there is none, it is broken, or it needs code of its own.
         """
+        if Path(model_path).is_dir() and not any(any(Path(model_path).glob(name)) for name in _FILES):
+            raise ModelError(
+                f"No tokenizer in {model_path}; the folder needs tokenizer.json, "
+                "or the files that transformers makes one from."
+            )
         from transformers import AutoTokenizer  # takes seconds to import
 
         try:

@@ -32,6 +32,15 @@ def test_a_missing_path(tmp_path: Path) -> None:
     assert_one_line(["serve", "./no/such/model", "--port", "0"], tmp_path, "no/such/model")
 
 
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = make_tiny_model("LlamaForCausalLM", tmp_path / "model", num_layers=2)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert_one_line(["serve", folder, "--port", "0"], temporary, "tokenizer", str(folder))
+
+
 def test_more_stages_than_layers(model_folder: Path, tmp_path: Path) -> None:
     assert_one_line(["serve", model_folder, "--pp-size", "3", "--port", "0"], tmp_path, "--pp-size", "2")
 

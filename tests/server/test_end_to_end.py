@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -27,7 +29,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"))
+    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"), context_length=2048)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,68 @@ def test_info_tells_how_it_runs(server: ServeProcess) -> None:
     assert info["stages"][0]["layers"][0] == 0
     assert info["stages"][0]["layers"][1] == info["stages"][1]["layers"][0]
     assert {stage["pid"] for stage in info["stages"]} <= {process.pid for process in server.processes()}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_answers_follow_schemas_beside_others_that_do_not(server: ServeProcess, model_folder: Path) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+
+    def ask(number: int) -> Any:
+        settings: dict[str, Any] = [
+            {"response_format": schema},
+            {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+            {"extra_body": {"guided_choice": ["yes", "no"]}},
+            {"max_tokens": 20},
+        ][number % 4]
+        messages = [{"role": "user", "content": f"Number {number}"}]
+        create: Any = client_of(server).chat.completions.create
+        return create(model=model_folder.name, messages=messages, seed=number, **{"max_tokens": 200, **settings})
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = [answer.choices[0] for answer in threads.map(ask, range(12))]
+    again = [ask(number).choices[0] for number in range(3)]
+    assert [answer.message.content for answer in again] == [answer.message.content for answer in answers[:3]]
+    for number, answer in enumerate(answers):
+        if number % 4 == 0:
+            assert set(json.loads(answer.message.content)) == {"name", "age"}
+        elif number % 4 == 1:
+            assert answer.finish_reason == "tool_calls"
+            assert set(json.loads(answer.message.tool_calls[0].function.arguments)) == {"name", "age"}
+        elif number % 4 == 2:
+            assert answer.message.content in ("yes", "no")
+    assert metric(server, "fullbore_kv_blocks_used") == 0
+
+
+def test_a_broken_schema_is_a_bad_request(server: ServeProcess, model_folder: Path) -> None:
+    broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no-such-type"}}}
+    create: Any = client_of(server).chat.completions.create
+    messages = [{"role": "user", "content": "x"}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as error:
+            create(model=model_folder.name, messages=messages, response_format=broken, stream=stream)
+        assert error.value.param == "response_format"
+        assert "no-such-type" in error.value.message
+    assert metric(server, "fullbore_requests_waiting") == 0
+
+
+def test_a_request_that_takes_too_long_ends_on_the_engine(server: ServeProcess) -> None:
+    body = {"prompt": "y" * 100, "max_tokens": 400, "ignore_eos": True, "timeout_s": 0.05}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60, headers={"X-Request-Id": "late-1"})
+    assert answer.status_code == 504
+    eventually(lambda: "[late-1]" in server.errors)
+    assert metric(server, "fullbore_kv_blocks_used") == 0
+
+
+def test_it_is_ready_when_it_says_so(server: ServeProcess) -> None:
+    assert httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
 
 
 def test_what_it_prints(server: ServeProcess) -> None:
