@@ -159,26 +159,26 @@ class Request:
             return self.prompt_token_ids[start:end]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt_length]
 
-    def sampling(self) -> Sampling:
-        """How the token after those known is drawn."""
+    def sampling(self, position: int) -> Sampling:
+        """How the token at `position`, after those known, is drawn."""
         return Sampling(
             self.temperature,
             self.top_p,
             self.top_k,
             self.seed,
             self.choice,
-            self.num_tokens,
+            position,
             None if self.constraint is None else self.constraint.mask(),
             None if self.shaper is None else self.shaper.shaping(),
             self.num_logprobs,
         )
 
-    def prompt_logprobs_due(self, end: int) -> PromptLogprobs | None:
+    def prompt_logprobs_due(self, num_top: int, end: int) -> PromptLogprobs | None:
         """What a run up to position `end` is to report; nothing once it is handed out, with the first token."""
-        if self.num_prompt_logprobs is None or self.output_token_ids:
+        if self.output_token_ids:
             return None
         is_prompt_end = end == len(self.prompt_token_ids)
-        return PromptLogprobs(self.num_prompt_logprobs, None if is_prompt_end else self.prompt_token_ids[end])
+        return PromptLogprobs(num_top, None if is_prompt_end else self.prompt_token_ids[end])
 
 
 class TokenOutput(Struct, array_like=True, gc=False):

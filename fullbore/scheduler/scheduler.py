@@ -329,10 +329,11 @@ class Scheduler:
         end = start + tokens
         sampling = None
         if end == request.num_tokens:
-            sampling = request.sampling()
+            sampling = request.sampling(end)
             entry.num_sampled += 1
         run = Run(request.request_id, request.epoch, start, request.tokens(start, end), request.block_ids, sampling)
-        run.prompt_logprobs = request.prompt_logprobs_due(end)
+        if request.num_prompt_logprobs is not None:
+            run.prompt_logprobs = request.prompt_logprobs_due(request.num_prompt_logprobs, end)
         entry.requests.append(request)
         entry.runs.append(run)
         request.num_launched_tokens = end
@@ -402,19 +403,14 @@ class Scheduler:
             self.costs.observe_return(now_s - last_end_ns * 1e-9)
 
         outputs: list[TokenOutput] = []
-        tokens = iter(token_ids)
-        of_tokens = repeat(None) if logprobs is None else iter(logprobs.sampled)
-        of_prompts = iter(() if logprobs is None else logprobs.prompt)
+        if logprobs is not None:
+            _keep_prompt_logprobs(entry, logprobs)
+        results = zip(token_ids, repeat(None) if logprobs is None else logprobs.sampled, strict=False)
         for request, run in zip(entry.requests, entry.runs, strict=True):
-            is_stale = request.epoch != run.epoch or request.finish_reason is not None
-            if run.prompt_logprobs is not None:
-                of_prompt = next(of_prompts)
-                if not is_stale:
-                    request.prompt_logprobs.append(of_prompt)
             if run.sampling is None:
                 continue
-            token, of_token = next(tokens), next(of_tokens)
-            if is_stale:
+            token, of_token = next(results)
+            if _is_stale(request, run):
                 continue
             if token is not None:
                 outputs.append(self._append_token(request, token, of_token, now_s))
@@ -651,3 +647,18 @@ class Scheduler:
         self._blocked_on = None
         since_s, reason = max(reasons)
         return reason, since_s
+
+
+def _is_stale(request: Request, run: Run) -> bool:
+    """Whether the request was preempted or has ended since the run's launch."""
+    return request.epoch != run.epoch or request.finish_reason is not None
+
+
+def _keep_prompt_logprobs(entry: InFlight, logprobs: MicroBatchLogprobs) -> None:
+    """Gives each request those of its chunk."""
+    found = iter(logprobs.prompt)
+    for request, run in zip(entry.requests, entry.runs, strict=True):
+        if run.prompt_logprobs is not None:
+            part = next(found)
+            if not _is_stale(request, run):
+                request.prompt_logprobs.append(part)
