@@ -56,6 +56,51 @@ def test_micro_batches_are_in_flight_together(llm: LLM) -> None:
     assert llm._engine.stats().max_in_flight >= 2
 
 
+def test_choices_share_the_prompt_and_differ(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=20, seed=5, ignore_eos=True)
+    before = llm._engine.stats()
+    prompt = "a prompt that nobody has asked before, of some length"
+    [result] = llm.generate(prompt, params)
+    assert [output.index for output in result.outputs] == [0, 1, 2]
+    assert len({output.text for output in result.outputs}) == 3
+    assert result.text == result.outputs[0].text
+    [again] = llm.generate(prompt, params)
+    assert [output.text for output in again.outputs] == [output.text for output in result.outputs]
+    assert (result.num_cached_tokens, again.num_cached_tokens > 0) == (0, True)
+    after = llm._engine.stats()
+    full = (len(result.prompt_token_ids) - 1) // llm.info.config.page_size * llm.info.config.page_size
+    assert full > 0
+    assert after.cached_tokens - before.cached_tokens == 5 * full  # all but the very first
+    [greedy] = llm.generate(prompt, SamplingParams(n=3, max_tokens=20, temperature=0, ignore_eos=True))
+    assert len({output.text for output in greedy.outputs}) == 1
+    with pytest.raises(RequestError, match="n > 1"):
+        list(llm.stream(prompt, params))
+
+
+def test_logprobs_and_penalties(llm: LLM) -> None:
+    params = SamplingParams(
+        max_tokens=20, temperature=0, ignore_eos=True, repetition_penalty=1.3, logprobs=2, prompt_logprobs=1
+    )
+    plain, [result] = llm.generate("one two three", GREEDY)[0], llm.generate("one two three", params)
+    assert plain.outputs[0].logprobs is None
+    assert plain.prompt_logprobs is None
+    assert plain.token_ids != result.token_ids
+    logprobs = result.outputs[0].logprobs
+    assert logprobs is not None
+    assert [len(each.top) for each in logprobs] == [2] * 20
+    assert all(each.logprob <= each.top[0][1] <= 0 for each in logprobs)
+    assert result.prompt_logprobs is not None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+    assert result.prompt_logprobs[0] is None
+    assert result.num_cached_tokens == 0
+    # The output again, as a part of a prompt, has the same log-probabilities.
+    whole = result.prompt_token_ids + result.token_ids
+    [again] = llm.generate([whole], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert again.prompt_logprobs is not None
+    found = [each.logprob for each in again.prompt_logprobs[len(result.prompt_token_ids) :] if each is not None]
+    assert found == pytest.approx([each.logprob for each in logprobs], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "prompts", [None, 5, b"ab", [True], [1.5], [[1.5]], [[[1]]], ["a", None], ["a", 5], [b"ab"], {"a": 1}], ids=repr
 )
