@@ -170,6 +170,42 @@ def test_a_request_that_takes_too_long_ends_on_the_engine(server: ServeProcess) 
     assert metric(server, "fullbore_kv_blocks_used") == 0
 
 
+def test_choices_logprobs_echo_and_penalties(server: ServeProcess, model_folder: Path) -> None:
+    create: Any = client_of(server).completions.create
+    options: dict[str, Any] = {
+        "model": model_folder.name, "prompt": ["one prompt of some length, for three", "and another one"], "n": 3,
+        "max_tokens": 12, "seed": 4, "echo": True, "logprobs": 2, "presence_penalty": 0.5, "logit_bias": {"65": 2},
+        "extra_body": {"ignore_eos": True, "min_p": 0.01, "repetition_penalty": 1.1},
+    }  # fmt: skip
+    whole = create(**options)
+    texts = [choice.text for choice in whole.choices]
+    assert len(set(texts)) == 6
+    assert all(text.startswith(options["prompt"][k // 3]) for k, text in enumerate(texts))
+    for choice in whole.choices:
+        num_tokens = len(options["prompt"][choice.index // 3]) + 12
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.top_logprobs) == num_tokens
+        assert choice.logprobs.token_logprobs[0] is None
+        assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs[1:])
+    assert whole.usage.prompt_tokens == sum(map(len, options["prompt"]))
+    assert whole.usage.completion_tokens == 6 * 12
+    streamed = [""] * 6
+    for chunk in create(**options, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+    eventually(lambda: metric(server, "fullbore_kv_blocks_used") == 0)
+
+
+def test_choices_compute_their_prompt_once(server: ServeProcess, model_folder: Path) -> None:
+    before = metric(server, "fullbore_cached_prompt_tokens_total")
+    messages = [{"role": "user", "content": "Something that nobody has asked before. " * 3}]
+    create: Any = client_of(server).chat.completions.create
+    chat = create(model=model_folder.name, messages=messages, n=4, max_tokens=8, logprobs=True, top_logprobs=1)
+    assert len({choice.message.content for choice in chat.choices}) == 4
+    assert all(len(choice.logprobs.content) <= 8 for choice in chat.choices)
+    full = (chat.usage.prompt_tokens - 1) // 16 * 16
+    assert metric(server, "fullbore_cached_prompt_tokens_total") - before >= 3 * full > 300
+
+
 def test_it_is_ready_when_it_says_so(server: ServeProcess) -> None:
     assert httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
 
