@@ -31,6 +31,10 @@ class Runner(Protocol):
 
     def allocate_kv(self, num_blocks: int) -> None: ...
 
+    def prepare(self, micro_batch: MicroBatch) -> None:
+        """What can be done for the next `forward` while its hidden states are still on their way."""
+        ...
+
     def forward(self, micro_batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """[num_tokens, hidden_size] -> the same; on the last stage the logits of the runs with a token due."""
         ...

@@ -63,6 +63,9 @@ class SleepRunner:
     def allocate_kv(self, num_blocks: int) -> None:
         self._kv = torch.full((num_blocks * self._page_size,), _UNWRITTEN)
 
+    def prepare(self, micro_batch: MicroBatch) -> None:
+        pass
+
     def forward(self, micro_batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Returns hidden states or, on the last stage, the checksum of each sequence that gets a token."""
         end_s = time.monotonic() + self._duration_s(micro_batch)

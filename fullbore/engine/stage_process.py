@@ -188,6 +188,7 @@ class Stage:
         hidden = None
         receive_end_ns = step.receive_posted_ns
         if step.received is not None:
+            self.runner.prepare(micro_batch)
             hidden = step.received.wait()
             receive_end_ns = time.monotonic_ns()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ class StageRunner:
         self._spec = spec
         self._module = module
         self._cache: KVCache | None = None
+        self._prepared: tuple[MicroBatch, Any] | None = None  # the next one, and what the module made of it
         self._prompt_logprobs: list[Logprobs] = []  # of the micro-batch computed last
         self.dtype = dtype
         self.weight_bytes = module.weight_bytes()
@@ -115,6 +117,11 @@ class StageRunner:
             self.device,
         )
 
+    def prepare(self, micro_batch: MicroBatch) -> None:
+        """Does what `forward` needs of the plan alone, ahead of it: the engine waits for hidden states anyway."""
+        assert self._cache is not None, "allocate_kv first"
+        self._prepared = (micro_batch, self._module.prepare(micro_batch, self._cache))
+
     @torch.inference_mode()
     def forward(self, micro_batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         """Computes the stage's layers for every token of a micro-batch and stores their keys and values.
@@ -134,7 +141,11 @@ class StageRunner:
                     f"Stage {self.stage} got hidden states of shape {list(hidden.shape)} for micro-batch "
                     f"{micro_batch.id} of {micro_batch.num_tokens} tokens."
                 )
-        output = self._module.forward(self._module.prepare(micro_batch, self._cache), hidden, self._cache)
+        if self._prepared is None or self._prepared[0] is not micro_batch:
+            self.prepare(micro_batch)
+        assert self._prepared is not None
+        output = self._module.forward(self._prepared[1], hidden, self._cache)
+        self._prepared = None
         if not self.is_last:
             return output
         self._prompt_logprobs = self._compute_prompt_logprobs(micro_batch, output)

@@ -27,14 +27,21 @@ class Buffers:
         self._dtype = dtype
         self._device = device
         self._buffers: dict[str, torch.Tensor] = {}
+        self._views: dict[str, torch.Tensor] = {}
+        self._tokens = 0
 
     def take(self, name: str, tokens: int, size: int) -> torch.Tensor:
         """A buffer with whatever was left in it."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < tokens:
-            buffer = torch.empty(tokens, size, dtype=self._dtype, device=self._device)
-            self._buffers[name] = buffer
-        return buffer[:tokens]
+        if tokens != self._tokens:  # most steps are as large as the one before, and making a view costs microseconds
+            self._tokens = tokens
+            self._views.clear()
+        view = self._views.get(name)
+        if view is None:
+            buffer = self._buffers.get(name)
+            if buffer is None or len(buffer) < tokens:
+                buffer = self._buffers[name] = torch.empty(tokens, size, dtype=self._dtype, device=self._device)
+            view = self._views[name] = buffer[:tokens]
+        return view
 
 
 class Step(NamedTuple):
