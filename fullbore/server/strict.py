@@ -35,6 +35,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tool_calls": ([],),
 }
+ADVICE = {"best_of": "ask for n outputs with logprobs, and choose among them"}
 
 
 class _HashableFailFast(FailFast):
@@ -57,8 +58,9 @@ def refuse_unsupported(extra: dict[str, Any], prefix: str = "") -> None:
     for name, value in extra.items():
         if value is None or name in HARMLESS or _asks_for_nothing(name, value):
             continue
-        known = "not supported yet" if name in NEUTRAL_VALUES else "not a known parameter"
-        raise ApiError(400, f"{prefix}{name} is {known}; leave it out.", prefix + name, "unsupported_parameter")
+        known = "not supported" if name in NEUTRAL_VALUES else "not a known parameter"
+        advice = ADVICE.get(name, "leave it out")
+        raise ApiError(400, f"{prefix}{name} is {known}; {advice}.", prefix + name, "unsupported_parameter")
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
