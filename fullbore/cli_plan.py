@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fullbore.plan.models import DecoderModel
     from fullbore.plan.predict import Prediction
     from fullbore.plan.scenario import Deployment, Scenario
-    from fullbore.plan.search import OnProgress, SearchResult
+    from fullbore.plan.search import OnProgress, SearchResult, Slo
     from fullbore.plan.uncertainty import Matrix
 
 LAYOUT, DEMAND, OUTPUT = "Layout (one is evaluated if --pp or --tp is given, else all are compared)", "Demand", "Output"
@@ -86,9 +86,8 @@ def plan(
     """Predict tokens/s, TTFT and ITL of MODEL on given hardware, for one layout or for all that fit."""
     from fullbore.plan.engines import find_engine
     from fullbore.plan.layout import Layout
-    from fullbore.plan.report import evaluation_text, search_text
     from fullbore.plan.scenario import Demand, Scenario
-    from fullbore.plan.search import Slo, search
+    from fullbore.plan.search import Slo
 
     demand = Demand(
         input_tokens=input_tokens,
@@ -120,24 +119,39 @@ def plan(
         graphs=graphs,
         dp_attention=dp_attention,
     )
-    if pp is not None or tp is not None or partition is not None:
-        for flag, value in (("--pp", pp), ("--tp", tp)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag} must be at least 1, got {value}.")
-        with _progress(as_json) as on_progress:
-            scenario, covariance = _calibrated(scenario, layout, calibrate, on_progress)
-            rows = _evaluate(scenario, layout, covariance, on_progress)
-        if html is not None and not isinstance(rows[0], dict):
-            _write_page(html, scenario, rows, rows[-1], [])
-        if as_json:
-            _print_json(rows)
-        elif isinstance(rows[0], dict):
-            raise ConfigError(f"{scenario.model.name} does not fit as {layout.name}: {rows[0]['problem']}.")
-        else:
-            print(evaluation_text(scenario, rows))
+    if pp is None and tp is None and partition is None:
+        if calibrate is not None:
+            raise ConfigError("--calibrate needs the layout that was measured: give its --pp and --tp.")
+        _compare(scenario, layout, slo, html, as_json)
         return
-    if calibrate is not None:
-        raise ConfigError("--calibrate needs the layout that was measured: give its --pp and --tp.")
+    for flag, value in (("--pp", pp), ("--tp", tp)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} must be at least 1, got {value}.")
+    _predict(scenario, layout, calibrate, html, as_json)
+
+
+def _predict(scenario: Scenario, layout: Layout, calibrate: Path | None, html: Path | None, as_json: bool) -> None:
+    """One layout."""
+    from fullbore.plan.report import evaluation_text
+
+    with _progress(as_json) as on_progress:
+        scenario, covariance = _calibrated(scenario, layout, calibrate, on_progress)
+        rows = _evaluate(scenario, layout, covariance, on_progress)
+    if html is not None and not isinstance(rows[0], dict):
+        _write_page(html, scenario, rows, rows[-1], [])
+    if as_json:
+        _print_json(rows)
+    elif isinstance(rows[0], dict):
+        raise ConfigError(f"{scenario.model.name} does not fit as {layout.name}: {rows[0]['problem']}.")
+    else:
+        print(evaluation_text(scenario, rows))
+
+
+def _compare(scenario: Scenario, layout: Layout, slo: Slo, html: Path | None, as_json: bool) -> None:
+    """All layouts. `layout` has what they have in common."""
+    from fullbore.plan.report import search_text
+    from fullbore.plan.search import search
+
     with _progress(as_json) as on_progress:
         result = search(scenario, layout, slo, on_progress)
     if html is not None:

@@ -40,6 +40,8 @@ def fullbore_command(prediction: Prediction) -> str:
         remarks.append("how many micro-batches there are is chosen by the scheduler, not by a flag")
     if layout.tp > 1:
         remarks.append(f"fullbore has one device per stage so far; {layout.name} needs SGLang or vLLM")
+    if deployment.scenario.model.is_quantised:
+        remarks.append("fullbore reads bf16, fp16, fp32 and GGUF weights so far; this needs SGLang or vLLM")
     return _join(words, remarks, layout.replicas)
 
 

@@ -100,6 +100,10 @@ class DecoderModel:
     def has_experts(self) -> bool:
         return any(matrix.num_experts for layer in self.layers for matrix in layer.matrices)
 
+    @property
+    def is_quantised(self) -> bool:
+        return any(m.total_bytes < 1.9 * m.total_params for layer in self.layers for m in layer.matrices)
+
     @cached_property
     def num_params(self) -> int:
         layers = sum(sum(m.total_params for m in layer.matrices) + layer.other_params for layer in self.layers)

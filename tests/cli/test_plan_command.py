@@ -51,8 +51,21 @@ def test_one_layout_as_text() -> None:
     text = run(
         "qwen3-30b-a3b", "--hardware", "1x 4090 + 1x 3090", "--pp", "2", "--weights", "int4", "--concurrency", "4"
     )
-    for word in ("PP2", "90 % range", "stranded", "fullbore serve Qwen/Qwen3-30B-A3B --pp-size 2", "extrapolated"):
+    for word in ("PP2", "90 %", "stranded", "fullbore serve Qwen/Qwen3-30B-A3B --pp-size 2", "extrapolated"):
         assert word in text
+
+
+def test_text_fits_a_terminal_but_commands_stay_on_one_line() -> None:
+    text = run("qwen3-32b", "--hardware", "2x 4090 + 2x l40s", "--concurrency", "1,256", "--output-tokens", "32")
+    commands = [line for line in text.splitlines() if len(line) > 80]
+    assert len(commands) == 3
+    assert all("--pp-size" in line or "--pipeline-parallel-size" in line for line in commands)
+
+
+def test_quantised_weights_that_fullbore_cannot_read_are_named() -> None:
+    words = ("--hardware", "8x rtx-pro-6000", "--pp", "8", "--concurrency", "1")
+    assert "needs SGLang or vLLM" in " ".join(run("kimi-k2.6", *words).replace("\n#", "").split())
+    assert "SGLang or vLLM" not in run("qwen3-32b", *words)
 
 
 def test_search_with_page_and_json(tmp_path: Path) -> None:
