@@ -29,7 +29,7 @@ def spread_over_micro_batches(s: Situation, in_flight: int) -> list[str]:
             "a release with the pipelined model runner (vllm#42187), which spreads decodes over pp_size steps",
         ]
     if s.engine == "fullbore":
-        return ["--pp-max-micro-batch-size auto   (fullbore then spreads requests by itself)"]
+        return ["--num-micro-batches auto --pp-max-micro-batch-size auto   (fullbore then spreads requests by itself)"]
     return [f"limit a micro-batch to {size} requests, so that {in_flight} requests form {stages} micro-batches"]
 
 

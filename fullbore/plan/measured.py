@@ -24,7 +24,7 @@ class MeasuredCosts:
 
     So the times vary as they did, and together on all stages as they did: what a pipeline loses to uneven micro-batches
     depends on it. Sizes that were not seen lie on the straight lines between the means; prompt chunks are added by a
-    least-squares fit.
+    least-squares fit, on top of the decodes or of what a micro-batch costs with nothing in it.
     """
 
     samples: dict[int, list[tuple[float, ...]]]
@@ -36,7 +36,7 @@ class MeasuredCosts:
         if load.prefill_tokens == 0 and load.decodes in self.samples:
             return self._random.choice(self.samples[load.decodes])
         return [
-            (curve.at(load.decodes) if load.decodes else fit.base_s) + fit.chunk_s(load.prefill_tokens)
+            _decodes_s(curve, load.decodes) + fit.base_s + fit.chunk_s(load.prefill_tokens)
             for curve, fit in zip(self.decode, self.prefill, strict=True)
         ]
 
@@ -89,11 +89,18 @@ def _costs(recording: Recording, steps: Steps, launches: dict[int, DriverRecord]
         launch = launches[number]
         if launch.prefill_tokens > 0:
             for stage, (curve, fit) in enumerate(zip(curves, fits, strict=True)):
-                decodes_s = curve.at(launch.num_decodes) if launch.num_decodes else 0.0
-                fit.observe(launch.prefill_tokens, 0.0, max(_occupied_s(by_stage[stage]) - decodes_s, 0.0))
+                added_s = _occupied_s(by_stage[stage]) - _decodes_s(curve, launch.num_decodes)
+                fit.observe(launch.prefill_tokens, 0.0, max(added_s, 0.0))
     for fit in fits:
         fit.refit()
     return MeasuredCosts(dict(samples), curves, fits)
+
+
+def _decodes_s(curve: DecodeCurve, size: int) -> float:
+    """Seconds for that many decodes; for none, what one takes without what a second one adds."""
+    if size > 0:
+        return curve.at(size)
+    return min(max(2 * curve.at(1) - curve.at(2), 0.0), curve.at(1))
 
 
 def _add_expected(curve: DecodeCurve, expected_s: dict[int, float]) -> None:

@@ -63,6 +63,23 @@ def test_unreadable_evidence(tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
+def test_a_path_that_is_not_there_gets_a_sentence() -> None:
+    result = runner.invoke(app, ["explain", "/no/such/folder"])
+    assert result.exit_code == 4
+    assert "/no/such/folder: no such file or folder" in result.stdout
+    assert len(result.stdout.splitlines()) <= 5
+
+
+def test_what_to_do_next_is_said_once() -> None:
+    result = runner.invoke(app, ["explain", str(CASES / "18-one-versus-eight")])
+    missing = json.loads(runner.invoke(app, ["explain", str(CASES / "18-one-versus-eight"), "--json"]).stdout)[
+        "missing"
+    ]
+    text = " ".join(result.stdout.split())
+    assert missing
+    assert all(text.count(" ".join(item["what"].split())) == 1 for item in missing)
+
+
 def test_single_files_can_be_given() -> None:
     folder = CASES / "16-seventy-b-four-tok"
     result = runner.invoke(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fullbore.explain.facts import Source
+from fullbore.explain.replay import Replay
 
 # Idle causes that compete for being the bottleneck.
 CAUSES = ("few-requests", "packed", "depth", "uneven", "imbalance", "transfer", "control", "memory")
@@ -22,9 +23,8 @@ class Account:
     waiting: float | None = None
     micro_batch: float | None = None  # requests in a micro-batch, median over launches
     stage_s: list[float] = field(default_factory=list)  # median time of a micro-batch on each stage
-    hops_s: list[float] = field(default_factory=list)  # median time of a transfer into each stage after the first
-    sizes_s: dict[int, float] = field(default_factory=dict)  # decode micro-batch of so many -> seconds over all stages
     layers: list[int] = field(default_factory=list)
+    replay: Replay | None = None
 
     def share(self, cause: str) -> float:
         """Mean over all stages, of the time in which there were requests."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from statistics import median
 
 from fullbore.explain.evidence.account import Account
 from fullbore.explain.evidence.files import EvidenceFile
 from fullbore.explain.facts import Source
+from fullbore.explain.replay import replay_of
 from fullbore.telemetry.accounting import Recording, account
 
 _NS = 1e-9
@@ -42,27 +42,9 @@ def _read_launches(recording: Recording, found: Account) -> None:
 
 
 def _read_stages(recording: Recording, found: Account) -> None:
-    decodes = {
-        r.micro_batch_id: r.num_decodes
-        for r in recording.driver_records
-        if r.event == "launch" and not r.prefill_tokens
-    }
     times: list[list[float]] = [[] for _ in range(recording.pp_size)]
-    hops: list[list[float]] = [[] for _ in range(recording.pp_size)]
-    by_size: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    sent = {(r.stage, r.micro_batch_id): r.send_start_ns for r in recording.stage_records}
     for r in recording.stage_records:
-        seconds = (r.sample_end_ns - r.compute_start_ns) * _NS
-        times[r.stage].append(seconds)
-        if (size := decodes.get(r.micro_batch_id)) is not None:
-            by_size[size][r.stage].append(seconds)
-        if (sent_ns := sent.get((r.stage - 1, r.micro_batch_id))) is not None:
-            hops[r.stage].append(max(r.receive_end_ns - max(r.receive_posted_ns, sent_ns), 0) * _NS)
+        times[r.stage].append((r.sample_end_ns - r.compute_start_ns) * _NS)
     if all(times):
         found.stage_s = [median(each) for each in times]
-        found.hops_s = [median(each) if each else 0.0 for each in hops[1:]]
-    found.sizes_s = {
-        size: sum(median(each) for each in stages.values())
-        for size, stages in sorted(by_size.items())
-        if len(stages) == recording.pp_size
-    }
+    found.replay = replay_of(recording)

@@ -68,6 +68,8 @@ def _verdict(verdict: dict[str, Any]) -> str:
     parts.append(_facts("Evidence against", verdict["against"], "h3"))
     if verdict["unexplained"]:
         parts.append(f"<h3>Unexplained</h3><p>{escape(verdict['unexplained'])}</p>")
+    if verdict["id"] == "insufficient-evidence":
+        return "".join(parts)  # what to do next is what is missing
     fixes = "".join(f"<li><code>{escape(line)}</code></li>" for line in verdict["fix"])
     parts.append(f"<h3>Fix</h3><ul>{fixes}</ul>")
     parts.append(_facts("In the engine's source", verdict["proof"], "h3"))

@@ -30,6 +30,9 @@ def print_answer(answer: dict[str, Any], console: Console) -> None:
 
 
 def _lines(answer: dict[str, Any]) -> Iterator[_Line]:
+    if not any(file["used"] for file in answer["recognised"]):
+        yield from _unreadable(answer)
+        return
     for number, verdict in enumerate(answer["verdicts"]):
         yield from _verdict(verdict, is_primary=number == 0)
     yield from _facts("Found, but not the bottleneck", answer["not_the_bottleneck"], "-")
@@ -39,13 +42,25 @@ def _lines(answer: dict[str, Any]) -> Iterator[_Line]:
             yield from _wrapped(f"{one['id']}: {one['summary']}", "- ", 2)
         yield _Line("")
     if answer["missing"]:
-        yield _Line("Missing: run this, send that", "bold")
+        name = "Next" if answer["primary"] == "insufficient-evidence" else "Missing"
+        yield _Line(f"{name}: run this, send that", "bold")
         for item in answer["missing"]:
             yield from _wrapped(item["what"], "- ", 2)
             yield from _wrapped(item["how"], "  ", 4, "dim")
         yield _Line("")
     yield from _facts("What the evidence says", answer["facts"], "-")
     yield from _files(answer)
+
+
+def _unreadable(answer: dict[str, Any]) -> Iterator[_Line]:
+    """Nothing was evidence: why, and what would be."""
+    for problem in answer["problems"]:
+        yield from _wrapped(problem, "", 0, "yellow")
+    for file in answer["recognised"]:
+        remark = f" ({file['remark']})" if file["remark"] else ""
+        yield from _wrapped(f"{file['file']}: NOT USED: {file['kind']}{remark}", "", 0, "yellow")
+    advice = "give a folder or files with engine logs, launch commands, /metrics, traces, bench results or nvidia-smi"
+    yield from _wrapped(f"Nothing to explain: {advice} samples (see `fullbore explain --help`).", "", 0)
 
 
 def _verdict(verdict: dict[str, Any], *, is_primary: bool) -> Iterator[_Line]:
@@ -61,7 +76,9 @@ def _verdict(verdict: dict[str, Any], *, is_primary: bool) -> Iterator[_Line]:
         yield _Line("  Unexplained", "bold")
         yield from _wrapped(verdict["unexplained"], "", 4)
         yield _Line("")
-    yield _Line("  Fix" if verdict["id"] != "insufficient-evidence" else "  Next", "bold")
+    if verdict["id"] == "insufficient-evidence":
+        return  # what to do next is what is missing
+    yield _Line("  Fix", "bold")
     for line in verdict["fix"]:
         yield from _wrapped(line, "> ", 4, "cyan")
     yield _Line("")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from fullbore.explain.evidence.account import Account
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import more_kv, more_requests, partition, spread_over_micro_batches
-from fullbore.explain.gains import Run, simulated_factor
-from fullbore.explain.physics import balanced_partition, stage_costs
+from fullbore.explain.recorded_fixes import Fixes, fixes_of
 from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding, Gain
 
 _WORTH_SAYING = 0.1  # of all stage-seconds
+_LEAST_FACTOR = 1.08  # a smaller gain is within a simulation's error
+_UNSURE = 0.1  # of a simulated gain
+_FULL = 0.8  # of the time: what a stage loses to arrivals and ends of requests is no fault
 _VERDICTS = {
     "few-requests": "few-requests",
     "packed": "packed-slot",
@@ -20,6 +22,7 @@ _VERDICTS = {
     "control": "control-plane-latency",
     "memory": "kv-limited",
 }
+ACCOUNTED = frozenset(_VERDICTS.values())  # what an account decides
 _SUMMARIES = {
     "few-requests": "Stages idle because fewer requests run than there are stages.",
     "packed": "Stages idle because the requests travel in too few micro-batches.",
@@ -29,17 +32,33 @@ _SUMMARIES = {
     "control": "Stages idle because they wait for the driver: for results to come back and plans to go out.",
     "memory": "Stages idle because no KV blocks are free for requests that wait.",
 }
+_WITH = {
+    "few-requests": " with {stages} requests in flight; none for one request by itself",
+    "packed": ", their requests spread over more micro-batches",
+    "depth": " with automatic depth",
+    "imbalance": " with that partition",
+    "transfer": " on links that take no time",
+    "control": " with a driver that takes no time",
+    "memory": " with room for all requests",
+}
 
 
 def accounted(s: Situation) -> Finding | None:
-    """The largest cause of idle time in the newest account, if it is worth saying."""
+    """The largest cause of idle time in the newest account whose end would bring tokens/s."""
     if not s.evidence.accounts:
         return None
     account = s.evidence.accounts[-1]
-    cause = account.largest()
+    causes = [cause for cause in _VERDICTS if account.share(cause) >= _WORTH_SAYING]
+    causes.sort(key=account.share, reverse=True)
+    fixes = fixes_of(account)
+    for cause in causes:
+        if (gain := _gain(s, account, fixes, cause)) is not None:
+            return _finding(s, account, fixes, cause, gain)
+    return _nothing_wrong(account, fixes, causes)
+
+
+def _finding(s: Situation, account: Account, fixes: Fixes, cause: str, gain: Gain) -> Finding:
     share = account.share(cause)
-    if share < _WORTH_SAYING or cause not in _VERDICTS:
-        return None
     return Finding(
         _VERDICTS[cause],
         0.95,
@@ -48,9 +67,41 @@ def accounted(s: Situation) -> Finding | None:
             Fact(f"{share:.0%} of all stage-seconds: {cause}", share, account.source),
             *_other_causes(account, cause),
         ],
-        fix=_fix(s, account, cause),
-        gain=_gain(s, account, cause, share),
+        fix=_fix(s, account, fixes, cause),
+        gain=gain,
         verify=f"`{cause}` in a new account should shrink",
+        precedent="docs/accounting.md",
+    )
+
+
+def _nothing_wrong(account: Account, fixes: Fixes, causes: list[str]) -> Finding | None:
+    """The stages work, or idle for causes whose end would bring nothing."""
+    working = account.share("compute") + account.share("host")
+    if account.share("host") >= account.share("compute") or (working < _FULL and not causes):
+        return None
+    useless = [
+        Fact(
+            f"{account.share(cause):.0%} of all stage-seconds are {cause}, but without it there would be "
+            f"{show(factor)} × the tokens/s: it raises utilisation only",
+            factor,
+            account.source,
+        )
+        for cause in causes
+        if (factor := fixes.factor(cause)) is not None
+    ]
+    return Finding(
+        "at-roofline",
+        0.9 if working >= _FULL else 0.7,
+        f"Nothing is wrong with the pipeline: its stages work {working:.0%} of the time in which there are requests, "
+        "and no setting would bring more tokens/s from this load.",
+        evidence=[
+            Fact(f"{account.share('compute'):.0%} of all stage-seconds: compute", None, account.source),
+            *useless,
+            *_other_causes(account, "compute"),
+        ],
+        unexplained="whether the stages compute as fast as their hardware can: an account counts a slow stage as busy",
+        fix=["for more tokens/s: more requests at once, as far as a larger micro-batch costs little more"],
+        verify="`fullbore bench` at more requests at once",
         precedent="docs/accounting.md",
     )
 
@@ -61,14 +112,14 @@ def _other_causes(account: Account, largest: str) -> list[Fact]:
     return [Fact(f"the rest: {listed}", None, account.source)] if listed else []
 
 
-def _fix(s: Situation, account: Account, cause: str) -> list[str]:
+def _fix(s: Situation, account: Account, fixes: Fixes, cause: str) -> list[str]:
     count = max(round(account.running or s.load.most or s.P or 1), 1)
     if cause == "few-requests":
         return more_requests(s, count)
     if cause == "packed":
         return spread_over_micro_batches(s, count)
     if cause == "imbalance":
-        after = _balanced(account)
+        after = fixes.balanced
         return partition(s, after) if after else ["leave out --pp-layer-partition: fullbore then divides by cost"]
     if cause == "memory":
         return more_kv(s)
@@ -79,19 +130,24 @@ def _fix(s: Situation, account: Account, cause: str) -> list[str]:
     return ["the link between the stages: measure its latency and bandwidth; neighbouring stages on one machine"]
 
 
-def _gain(s: Situation, account: Account, cause: str, share: float) -> Gain:
-    """Two simulations where the recording has the stages' times; else what removing the idle time could bring."""
-    factor = _simulated(account, cause)
+def _gain(s: Situation, account: Account, fixes: Fixes, cause: str) -> Gain | None:
+    """Simulated where there is a recording; else what removing the idle time could bring. None: nothing."""
+    factor = fixes.factor(cause)
     if factor is not None:
+        gained = factor - 1.0
+        if factor < _LEAST_FACTOR:
+            return None
         return Gain(
-            f"{show(factor)} × tokens/s in a simulation of these stages without it",
-            min(factor, 1.0 + (factor - 1.0) * 0.8),
-            factor,
-            assumes="stage times as recorded, at the load that was recorded",
+            f"{show(factor)} × tokens/s in a simulation of the recorded stages{_WITH[cause].format(stages=s.P)}",
+            1.0 + (1 - _UNSURE) * gained,
+            1.0 + (1 + _UNSURE) * gained,
+            assumes="stage times and length of the requests as recorded",
         )
-    stages = s.P or len(account.stages)
+    stages, share = s.P or len(account.stages), account.share(cause)
     if cause == "few-requests" and s.load.most:
         high = stages / max(s.load.most, 1)
+        if high < _LEAST_FACTOR:
+            return None  # as many requests as stages: what is idle are the moments between two requests
         return Gain(f"up to {show(high)} × tokens/s of all requests together with {stages} in flight", 1.0, high)
     high = 1 / (1 - share) if share < 0.95 else float(stages)
     return Gain(
@@ -100,43 +156,3 @@ def _gain(s: Situation, account: Account, cause: str, share: float) -> Gain:
         high,
         assumes="stages use the time for work that waits, and a micro-batch costs what it costs now",
     )
-
-
-def _simulated(account: Account, cause: str) -> float | None:
-    """Tokens/s without the cause over tokens/s with it."""
-    if not account.stage_s or account.running is None or not account.micro_batch:
-        return None
-    requests = max(round(account.running), 1)
-    count = max(round(requests / account.micro_batch), 1)
-    now = Run(lambda size: 1.0, account.stage_s, requests, micro_batches=count, hops_s=account.hops_s)
-    if cause == "transfer":
-        return simulated_factor(now, now.changed(hops_s=[0.0] * len(account.hops_s)))
-    if cause == "imbalance" and (after := _balanced(account)):
-        return simulated_factor(now, now.changed(stage_factors=stage_costs(_layer_costs(account), after)))
-    if cause == "packed" and len(account.sizes_s) > 1:
-        sizes = sorted(account.sizes_s)
-        first, last = sizes[0], sizes[-1]
-        slope = (account.sizes_s[last] - account.sizes_s[first]) / (last - first)
-        total = sum(account.stage_s)
-        curve = Run(
-            lambda size: max(account.sizes_s[first] + slope * (size - first), account.sizes_s[first]) / total,
-            account.stage_s,
-            requests,
-            micro_batches=count,
-            hops_s=account.hops_s,
-        )
-        return simulated_factor(curve, curve.changed(micro_batches=None))
-    return None
-
-
-def _balanced(account: Account) -> list[int]:
-    """Layers per stage with equal times, from each stage's time per layer."""
-    if not account.stage_s or len(account.layers) != len(account.stage_s) or min(account.layers) < 1:
-        return []
-    return balanced_partition(_layer_costs(account), len(account.stage_s))
-
-
-def _layer_costs(account: Account) -> list[float]:
-    """Each layer at its stage's time divided by the stage's layers."""
-    pairs = zip(account.stage_s, account.layers, strict=True)
-    return [time / layers for time, layers in pairs for _ in range(layers)]

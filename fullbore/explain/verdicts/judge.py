@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fullbore.explain.facts import Fact
 from fullbore.explain.situation import Situation
-from fullbore.explain.verdicts.accounted import accounted
+from fullbore.explain.verdicts.accounted import ACCOUNTED, accounted
 from fullbore.explain.verdicts.at_roofline import at_roofline
 from fullbore.explain.verdicts.chunks_serialised import chunks_serialised
 from fullbore.explain.verdicts.clock_throttle import clock_throttle
@@ -50,7 +50,6 @@ RULES: tuple[Rule, ...] = (
     few_requests,
     at_roofline,
     pp_latency_expected,
-    accounted,
 )
 
 # Lower comes first whatever the strength.
@@ -131,15 +130,23 @@ def _was_the_same_before(was_faster: Fact) -> Fact:
 
 
 def _findings(s: Situation) -> Iterator[Finding]:
+    """What the rules find. Where every stage-second is accounted for, other rules cannot say otherwise."""
+    settled = _apply(accounted, s)
+    if settled is not None:
+        yield settled
     for rule in RULES:
-        try:
-            finding = rule(s)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # Evidence is anything that a user has: one rule that trips over it must not hide what the others see.
-            s.evidence.problems.append(f"the rule {rule.__name__} failed on these values ({error!r}): please report it")
-            continue
-        if finding is not None:
+        finding = _apply(rule, s)
+        if finding is not None and (settled is None or finding.id == settled.id or finding.id not in ACCOUNTED):
             yield finding
+
+
+def _apply(rule: Rule, s: Situation) -> Finding | None:
+    try:
+        return rule(s)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Evidence is anything that a user has: one rule that trips over it must not hide what the others see.
+        s.evidence.problems.append(f"the rule {rule.__name__} failed on these values ({error!r}): please report it")
+        return None
 
 
 def _tier(finding: Finding) -> int:
