@@ -36,25 +36,30 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
 class _Answer:
     """The choices of one request and, with `echo`, the prompts before them."""
 
-    def __init__(self, body: CompletionRequest, state: ServerState, prompts: list[list[int]], texts: list[str]) -> None:
-        """`texts`: the prompts' own; used with `echo` only."""
+    def __init__(
+        self, body: CompletionRequest, state: ServerState, prompts: list[list[int]], texts: list[str | None]
+    ) -> None:
+        """`texts`: the prompts' own; None for those that came as token ids."""
         self._body = body
         self._header = header("cmpl", state.model_name)
         params = body.sampling_params(_max_tokens(body, state, prompts), body.logprobs, body.prompt_logprobs)
         self._generation = Generation(state, prompts, params, body)
-        self._texts = texts
+        if body.echo:  # what does not exist was refused above
+            pairs = zip(prompts, texts, strict=True)
+            self._texts = [state.tokenizer.decode(prompt) if text is None else text for prompt, text in pairs]
         self._writers = [CompletionLogprobsWriter(state.tokenizer) for _ in self._generation.choices]
 
     @classmethod
     async def start(cls, body: CompletionRequest, state: ServerState) -> _Answer:
-        prompts, texts = [], []
+        prompts: list[list[int]] = []
+        texts: list[str | None] = []
         for prompt in body.prompts():
             if isinstance(prompt, str):
                 prompts.append(await asyncio.to_thread(encode_text, state.tokenizer, prompt, state.engine.info))
                 texts.append(prompt)
             else:
                 prompts.append(prompt)
-                texts.append(state.tokenizer.decode(prompt) if body.echo else "")
+                texts.append(None)
         return cls(body, state, prompts, texts)
 
     async def whole(self) -> Completion:
@@ -107,6 +112,8 @@ class _Answer:
         return CompletionChoice(index=choice.index, text=text, logprobs=logprobs, finish_reason=finish_reason)
 
     def _document(self, choices: list[CompletionChoice], usage: Usage | None = None) -> str:
+        if self._body.wants_continuous_usage:
+            usage = self._usage()
         return Completion(**self._header, choices=choices, usage=usage).model_dump_json()
 
     def _usage(self) -> Usage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from fullbore.errors import RequestError
 from fullbore.scheduler.request import MAX_TOP_LOGPROBS, SamplingParams
@@ -38,12 +38,37 @@ _SAMPLING_FIELDS = (
 )
 
 
+# For the OpenAPI document: what SamplingParams checks.
+_LIMITS: dict[str, dict[str, Any]] = {
+    "max_tokens": {"minimum": 1},
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0},
+    "n": {"minimum": 1},
+    "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
+    "min_tokens": {"minimum": 0},
+}
+
+
+def _tell_limits(schema: dict[str, Any]) -> None:
+    schema["additionalProperties"] = False
+    for name, limits in _LIMITS.items():
+        schema["properties"][name].update(limits)
+
+
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's and SGLang's: counts so far in every chunk
 
 
 class GenerationRequest(OutputGrammar):
     """What completions and chat completions have in common."""
+
+    model_config = ConfigDict(json_schema_extra=_tell_limits)
 
     model: Annotated[str | None, Field(description="Name as listed by /v1/models; default: the served model.")] = None
     max_tokens: Annotated[int | None, Field(description="Most tokens to generate.")] = None
@@ -71,7 +96,10 @@ class GenerationRequest(OutputGrammar):
     timeout_s: Annotated[float | None, Field(gt=0, description="End with an error when it takes longer.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Go on after the model's end token.")] = None
     stream: Annotated[bool | None, Field(description="Send the output as server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, Field(description="include_usage: count tokens at the end.")] = None
+    stream_options: Annotated[
+        StreamOptions | None,
+        Field(description="include_usage: count tokens at the end, and so far with continuous_usage_stats."),
+    ] = None
 
     def check(self) -> None:
         """Raises ApiError, naming the parameter, for what is not supported or does not fit together."""
@@ -84,6 +112,10 @@ class GenerationRequest(OutputGrammar):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def name_of_param(self, name: str | None) -> str | None:
         """What this request calls the parameter that `name` is elsewhere."""

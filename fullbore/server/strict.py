@@ -47,10 +47,21 @@ FIRST_ERROR = _HashableFailFast()
 TokenIds = Annotated[list[int], FIRST_ERROR]
 
 
+def _tell_that_others_are_refused(schema: dict[str, Any]) -> None:
+    schema["additionalProperties"] = False
+
+
 class Strict(BaseModel):
     """No silent conversions (a "12" is not a number), no NaN or Infinity, nothing unknown dropped."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow", protected_namespaces=())
+    # Unknown parameters are allowed here for `refuse_unsupported` to see them.
+    model_config = ConfigDict(
+        strict=True,
+        allow_inf_nan=False,
+        extra="allow",
+        protected_namespaces=(),
+        json_schema_extra=_tell_that_others_are_refused,
+    )
 
 
 def refuse_unsupported(extra: dict[str, Any], prefix: str = "") -> None:

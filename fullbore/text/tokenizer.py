@@ -11,7 +11,6 @@ from jinja2 import TemplateError
 from fullbore.errors import ModelError, RequestError
 from fullbore.text.token_bytes import TokenBytes
 
-
 # Without any of these there can be no tokenizer.
 _FILES = ("tokenizer*", "*.model", "vocab*", "merges*", "tekken*", "*.tiktoken")
 
