@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,15 +15,21 @@ from fullbore.scheduler.micro_batch import Sampling
 def sampled_logprobs(
     logits: torch.Tensor, samplings: Sequence[Sampling], token_ids: Sequence[int | None]
 ) -> list[Logprobs | None]:
-    """For each row that asks for them and got a token. Row by row, so that none depends on its neighbours.
+    """For each row that asks for them and got a token.
 
     Args:
         logits: [rows, vocab_size], float32.
     """
     found: list[Logprobs | None] = [None] * len(samplings)
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)  # by number of likeliest tokens: nearly always one group
     for row, (sampling, token_id) in enumerate(zip(samplings, token_ids, strict=True)):
         if sampling.num_logprobs is not None and token_id is not None:
-            found[row] = logprobs(logits[row : row + 1], [token_id], sampling.num_logprobs)
+            rows_of[sampling.num_logprobs].append(row)
+    for num_top, rows in rows_of.items():
+        some = logits if len(rows) == len(samplings) else logits[rows]
+        together = logprobs(some, [token_id for row in rows if (token_id := token_ids[row]) is not None], num_top)
+        for row, part in zip(rows, together.split(len(rows)), strict=True):
+            found[row] = part
     return found
 
 

@@ -47,8 +47,8 @@ def sample(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[int | No
         logits = logits.clone()
         for row in shaped_rows:
             shape_row(logits[row], samplings[row])
-            highest[row], best_ids[row] = logits[row].max(-1)
-            usable[row] = usable[row] and isfinite(highest[row].item())
+        highest, best_ids = logits.max(-1)
+        usable = [was and isfinite(maximum) for was, maximum in zip(usable, highest.tolist(), strict=True)]
     token_ids = [token_id if is_usable else None for token_id, is_usable in zip(best_ids.tolist(), usable, strict=True)]
     random_rows = [row for row, s in enumerate(samplings) if token_ids[row] is not None and not _is_greedy(s)]
     if random_rows:

@@ -29,6 +29,18 @@ class Logprobs(Struct, array_like=True, gc=False):
         k = len(top) // max(len(values), 1)
         return [TokenLogprob(value, top[k * row : k * (row + 1)]) for row, value in enumerate(values)]
 
+    def split(self, num_tokens: int) -> list[Logprobs]:
+        """Each of the `num_tokens` tokens' own."""
+        size = len(self.top_ids) // num_tokens
+        return [
+            Logprobs(
+                self.of_tokens[4 * k : 4 * k + 4],
+                self.top_ids[size * k : size * (k + 1)],
+                self.of_top[size * k : size * (k + 1)],
+            )
+            for k in range(num_tokens)
+        ]
+
 
 class MicroBatchLogprobs(Struct, array_like=True, gc=False):
     """Those that a micro-batch's plan asked for."""
