@@ -39,7 +39,7 @@ def one_thread_afterwards() -> Iterator[None]:
 def random_weights(kernels: CpuKernels, rows: int, inputs: int, dtype: torch.dtype, **settings: bool) -> torch.Tensor:
     """Reserves room for them, too."""
     outputs = rows // 2 if settings.get("is_gated") else rows
-    kernels.reserve(kernels.packed_bytes(outputs, inputs, **settings))
+    kernels.reserve(kernels.packed_bytes(outputs, inputs, dtype, **settings))
     return (torch.randn(rows, inputs) / math.sqrt(inputs)).to(dtype)
 
 
@@ -113,6 +113,32 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
     out = kernels.gated_linear(packed, x, torch.empty(3, 20))
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_weights_of_16_bits_give_the_same_bits_as_wide_ones(dtype: torch.dtype, is_gated: bool) -> None:
+    kernels = make_kernels()
+    assert kernels.weight_dtype({dtype}) == dtype
+    weight = random_weights(kernels, 118, 77, dtype, is_gated=is_gated)
+    narrow = kernels.pack(weight, None, is_gated=is_gated)
+    kernels.reserve(kernels.packed_bytes(narrow.outputs, 77, torch.float32, is_gated=is_gated))
+    wide = kernels.pack(weight.float(), None, is_gated=is_gated)
+    token_ids = torch.arange(narrow.outputs, dtype=torch.int32)
+    assert is_gated or torch.equal(kernels.rows(narrow, token_ids), weight.float())
+    operation = kernels.gated_linear if is_gated else kernels.linear
+    for rows in (1, 2, 3, 6, 20):
+        x = torch.randn(rows, 77)
+        outs = [operation(linear, x, torch.empty(rows, linear.outputs)) for linear in (narrow, wide)]
+        assert torch.equal(outs[0], outs[1])
+
+
+def test_in_which_type_weights_are_kept() -> None:
+    kernels = make_kernels()
+    assert kernels.weight_dtype({torch.float32}) == torch.float32
+    assert kernels.weight_dtype({torch.float16, torch.bfloat16}) == torch.float32
+    assert kernels.weight_dtype({torch.float64}) == torch.float32
+    assert make_kernels(torch.bfloat16).weight_dtype({torch.float16}) == torch.bfloat16
 
 
 # -------------------------------------------------------------------------------------------------------- attention

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fullbore.model.checkpoint import Checkpoint
 from fullbore.model.native.build import load_library
 from fullbore.model.native.config import DecoderConfig, UnsupportedError
 from fullbore.model.native.cpu_kernels import CpuKernels
@@ -23,6 +24,7 @@ def make_native_stage(
 
     Raises:
         UnsupportedError: the decoder cannot run this model.
+        ModelError: its weights are incomplete or broken.
     """
     config = DecoderConfig.from_folder(folder, spec)
     try:
@@ -31,7 +33,9 @@ def make_native_stage(
         raise UnsupportedError(
             f"the rotary embedding in its config.json is odd ({type(error).__name__}: {error})"
         ) from None
-    return NativeStage(config, first_layer, end_layer, dtype, device, choose_kernels(dtype, device), rotary)
+    return NativeStage(
+        config, first_layer, end_layer, dtype, device, choose_kernels(dtype, device), rotary, Checkpoint.open(folder)
+    )
 
 
 def choose_kernels(dtype: torch.dtype, device: str) -> Kernels:

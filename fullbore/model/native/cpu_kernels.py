@@ -1,7 +1,8 @@
 """The native decoder's operations on the CPU, by our own C++ code (cpp/). Everything is computed in float32.
 
-Weights and KV cache may be bfloat16: they are widened on their way into the registers, which halves the memory that a
-step reads and loses nothing if the checkpoint is bfloat16.
+Weights stay in the checkpoint's own type where that has 16 bits, and are widened on their way into the registers: the
+result is the same, bit for bit, and a step reads half the memory. With --dtype bfloat16 all weights and the KV cache
+are rounded to it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fullbore.model.kv_cache import KVCache
 from fullbore.model.native.kernels import AttentionWeights, Linear, Rotary
 from fullbore.scheduler.micro_batch import MicroBatch
 
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type in kernels.cpp
 _STORE, _ADD, _GATE = range(3)  # what happens to the sums; enum Epilogue in linear.h
 _ALIGNMENT_BYTES = 64
 _HUGE_PAGE_BYTES = 2 * 2**20
@@ -26,7 +28,7 @@ _HUGE_PAGE_BYTES = 2 * 2**20
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
     "fb_set_threads": [_INT],
-    "fb_linear": [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, *[_LONG] * 2, *[_INT] * 2, _POINTER, _LONG],
+    "fb_linear": [_POINTER, _LONG, _POINTER, _INT, _POINTER, *[_LONG] * 2, _INT, _POINTER],
     "fb_rows_of_packed": [_POINTER, _INT, _LONG, _POINTER, _LONG, _POINTER],
     "fb_rms_norm": [_POINTER, _POINTER, _FLOAT, _LONG, _LONG, _POINTER],
     "fb_rotate_and_store": [
@@ -96,7 +98,7 @@ class CpuKernels:
     """See `Kernels`. One pool of threads serves the whole process.
 
     Args:
-        dtype: of the weights and the KV cache: float32 or bfloat16.
+        dtype: of the KV cache, float32 or bfloat16; no weights are more precise.
     """
 
     compute_dtype = torch.float32
@@ -106,7 +108,8 @@ class CpuKernels:
             getattr(library, name).argtypes = types
         self._library = library
         self._dtype = dtype
-        self._is_bfloat16 = int(dtype == torch.bfloat16)
+        self._cache_type = _TYPES[dtype]
+        self._has_float16 = bool(library.fb_has_float16())
         self._lanes: int = library.fb_lanes()  # floats in a vector
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._arena_used_bytes = 0
@@ -114,8 +117,15 @@ class CpuKernels:
 
     # -------------------------------------------------------------------------------------------------- weights
 
-    def packed_bytes(self, outputs: int, inputs: int, *, is_gated: bool = False, in_rows: bool = False) -> int:
-        num_bytes = self._num_panels(outputs, is_gated) * 2 * self._lanes * inputs * self._dtype.itemsize
+    def weight_dtype(self, file_dtypes: set[torch.dtype]) -> torch.dtype:
+        if self._dtype != torch.float32:
+            return self._dtype
+        if file_dtypes == {torch.bfloat16} or (file_dtypes == {torch.float16} and self._has_float16):
+            return next(iter(file_dtypes))  # every value is also a float32: nothing is lost
+        return torch.float32
+
+    def packed_bytes(self, outputs: int, inputs: int, dtype: torch.dtype, *, is_gated: bool = False) -> int:
+        num_bytes = self._num_panels(outputs, is_gated) * 2 * self._lanes * inputs * dtype.itemsize
         return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     def reserve(self, num_bytes: int) -> None:
@@ -132,10 +142,12 @@ class CpuKernels:
         num_missing = panels * 2 * self._lanes // halves - outputs  # in the last panel
         rows = pad(weight.view(halves, outputs, inputs), (0, 0, 0, num_missing))
         rows = rows.view(halves, panels, -1, inputs).transpose(0, 1).reshape(panels, 2, self._lanes, inputs)
-        num_bytes = self.packed_bytes(outputs, inputs, is_gated=is_gated)
-        packed = self._arena[self._arena_used_bytes :][:num_bytes].view(self._dtype)[: rows.numel()]
+        num_bytes = self.packed_bytes(outputs, inputs, weight.dtype, is_gated=is_gated)
+        packed = self._arena[self._arena_used_bytes :][:num_bytes].view(weight.dtype)[: rows.numel()]
         self._arena_used_bytes += num_bytes
-        if self._is_bfloat16:  # a 32-bit word has one element of each vector, so that a shift makes it a float
+        if (
+            weight.dtype == torch.bfloat16
+        ):  # a 32-bit word has one element of each vector, so that a shift makes it a float
             packed.view(panels, inputs, self._lanes, 2).copy_(rows.permute(0, 3, 2, 1))
         else:
             packed.view(panels, inputs, 2, self._lanes).copy_(rows.permute(0, 3, 1, 2))
@@ -151,7 +163,7 @@ class CpuKernels:
         out = torch.empty(len(token_ids), linear.inputs)
         self._library.fb_rows_of_packed(
             linear.weight.data_ptr(),
-            self._is_bfloat16,
+            _TYPES[linear.weight.dtype],
             linear.inputs,
             token_ids.data_ptr(),
             len(token_ids),
@@ -173,16 +185,14 @@ class CpuKernels:
     def _linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor, epilogue: int) -> torch.Tensor:
         self._library.fb_linear(
             x.data_ptr(),
-            linear.inputs,
             x.shape[0],
             linear.weight.data_ptr(),
+            _TYPES[linear.weight.dtype],
             None if linear.bias is None else linear.bias.data_ptr(),
             linear.inputs,
             linear.outputs,
-            self._is_bfloat16,
             epilogue,
             out.data_ptr(),
-            linear.outputs,
         )
         return out
 
@@ -223,7 +233,7 @@ class CpuKernels:
             cache.page_size,
             keys,
             values,
-            self._is_bfloat16,
+            self._cache_type,
         )
         self._library.fb_attention(
             qkv.data_ptr(),
@@ -231,7 +241,7 @@ class CpuKernels:
             out.data_ptr(),
             keys,
             values,
-            self._is_bfloat16,
+            self._cache_type,
             batch.begins.data_ptr(),
             batch.lengths.data_ptr(),
             batch.contexts.data_ptr(),

@@ -121,7 +121,7 @@ class NativeStage:
     """Layers `first_layer` … `end_layer-1` of a model; see `StageModule` for the interface.
 
     Args:
-        dtype: of the weights, of the KV cache and of the hidden states that stages hand on.
+        dtype: of the KV cache and of the hidden states that stages hand on.
     """
 
     def __init__(
@@ -133,6 +133,7 @@ class NativeStage:
         device: str,
         kernels: Kernels,
         rotary: RotaryTables,
+        checkpoint: Checkpoint,
     ) -> None:
         self.first_layer = first_layer
         self.num_layers = end_layer - first_layer
@@ -144,7 +145,7 @@ class NativeStage:
         self._kernels = kernels
         self._rotary = rotary
         self._buffers = Buffers(kernels.compute_dtype, device)
-        self._counter = SizeCounter(kernels, kernels.compute_dtype)
+        self._counter = SizeCounter(checkpoint, kernels, kernels.compute_dtype)
         self._build(self._counter)
 
     def weight_bytes(self) -> int:
@@ -157,18 +158,11 @@ class NativeStage:
         Raises:
             ModelError: a tensor is missing, or its shape does not fit the config.
         """
+        kernels = self._kernels
         total_bytes = sum(checkpoint.nbytes(name) for name in self._counter.names)
-        self._kernels.reserve(self._counter.packed_bytes)
+        kernels.reserve(self._counter.packed_bytes)
         self._build(
-            CheckpointReader(
-                checkpoint,
-                self._kernels,
-                self._dtype,
-                self._kernels.compute_dtype,
-                self._device,
-                total_bytes,
-                on_progress,
-            )
+            CheckpointReader(checkpoint, kernels, kernels.compute_dtype, self._device, total_bytes, on_progress)
         )
 
     def _build(self, source: WeightSource) -> None:

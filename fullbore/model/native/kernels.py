@@ -73,7 +73,11 @@ class Kernels(Protocol):
 
     compute_dtype: torch.dtype
 
-    def packed_bytes(self, outputs: int, inputs: int, *, is_gated: bool = False, in_rows: bool = False) -> int:
+    def weight_dtype(self, file_dtypes: set[torch.dtype]) -> torch.dtype:
+        """The type in which weights are kept that have these types in the checkpoint."""
+        ...
+
+    def packed_bytes(self, outputs: int, inputs: int, dtype: torch.dtype, *, is_gated: bool = False) -> int:
         """Memory that the weights will take in `pack`."""
         ...
 

@@ -45,8 +45,11 @@ class TorchKernels:
         self.compute_dtype = dtype
         self._packs = device == "cpu" and _onednn_packs(dtype)
 
-    def packed_bytes(self, outputs: int, inputs: int, *, is_gated: bool = False, in_rows: bool = False) -> int:
-        return outputs * (2 if is_gated else 1) * inputs * self.compute_dtype.itemsize
+    def weight_dtype(self, file_dtypes: set[torch.dtype]) -> torch.dtype:
+        return self.compute_dtype
+
+    def packed_bytes(self, outputs: int, inputs: int, dtype: torch.dtype, *, is_gated: bool = False) -> int:
+        return outputs * (2 if is_gated else 1) * inputs * dtype.itemsize
 
     def reserve(self, num_bytes: int) -> None:
         pass

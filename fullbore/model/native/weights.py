@@ -38,7 +38,8 @@ class WeightSource(Protocol):
 class SizeCounter:
     """Bytes of all weights, of the largest matrix, and how often each of the names is read."""
 
-    def __init__(self, kernels: Kernels, vector_dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, vector_dtype: torch.dtype) -> None:
+        self._checkpoint = checkpoint
         self._kernels = kernels
         self._vector_dtype = vector_dtype
         self.names: list[str] = []
@@ -60,9 +61,11 @@ class SizeCounter:
         is_gated: bool = False,
         in_rows: bool = False,
     ) -> Linear:
-        self.names += [f"{name}.weight" for name in names]
+        matrices = [f"{name}.weight" for name in names]
+        self.names += matrices
         rows = sum(outputs) // (2 if is_gated else 1)
-        self.packed_bytes += self._kernels.packed_bytes(rows, inputs, is_gated=is_gated, in_rows=in_rows)
+        dtype = self._kernels.weight_dtype({self._checkpoint.info(name).dtype for name in matrices})
+        self.packed_bytes += self._kernels.packed_bytes(rows, inputs, dtype, is_gated=is_gated)
         if has_bias:
             self.names += [f"{name}.bias" for name in names]
             self.vector_bytes += sum(outputs) * self._vector_dtype.itemsize
@@ -76,7 +79,6 @@ class CheckpointReader:
         self,
         checkpoint: Checkpoint,
         kernels: Kernels,
-        dtype: torch.dtype,
         vector_dtype: torch.dtype,
         device: str,
         total_bytes: int,
@@ -84,7 +86,6 @@ class CheckpointReader:
     ) -> None:
         self._checkpoint = checkpoint
         self._kernels = kernels
-        self._dtype = dtype
         self._vector_dtype = vector_dtype
         self._device = device
         self._total_bytes = total_bytes
@@ -104,7 +105,9 @@ class CheckpointReader:
         is_gated: bool = False,
         in_rows: bool = False,
     ) -> Linear:
-        weight = self._read([f"{name}.weight" for name in names], [(rows, inputs) for rows in outputs], self._dtype)
+        matrices = [f"{name}.weight" for name in names]
+        dtype = self._kernels.weight_dtype({self._checkpoint.info(name).dtype for name in matrices})
+        weight = self._read(matrices, [(rows, inputs) for rows in outputs], dtype)
         bias = None
         if has_bias:
             bias = self._read([f"{name}.bias" for name in names], [(rows,) for rows in outputs], self._vector_dtype)

@@ -16,9 +16,27 @@
 #include "small.h"
 #include "vectors.h"
 
+namespace {
+
+enum Type { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // of stored numbers
+
+// Calls body with the pointer that the type stands for.
+template <typename Body>
+void with_type(const void* data, int type, const Body& body) {
+    if (type == FLOAT32) body(static_cast<const float*>(data));
+    if (type == BFLOAT16) body(static_cast<const bfloat16*>(data));
+#if HAS_FLOAT16
+    if (type == FLOAT16) body(static_cast<const float16*>(data));
+#endif
+}
+
+}  // namespace
+
 extern "C" {
 
+
 int fb_lanes() { return LANES; }
+int fb_has_float16() { return HAS_FLOAT16; }
 
 void fb_set_threads(int num_threads) {
     std::lock_guard lock(pool_mutex);
@@ -26,27 +44,24 @@ void fb_set_threads(int num_threads) {
     pool.reset(num_threads > 1 ? new Pool(num_threads) : nullptr);
 }
 
-void fb_linear(const float* x, int64_t x_stride, int64_t rows, const void* w, const float* bias, int64_t inputs,
-               int64_t outputs, int is_bfloat16, int epilogue, float* y, int64_t y_stride) {
-    const auto run = [&](auto weights) {
+// y[rows][outputs] from x[rows][inputs]; w is packed (linear.h). epilogue: enum Epilogue.
+void fb_linear(const float* x, int64_t rows, const void* w, int type, const float* bias, int64_t inputs,
+               int64_t outputs, int epilogue, float* y) {
+    with_type(w, type, [&](auto weights) {
         Linear<std::remove_cv_t<std::remove_pointer_t<decltype(weights)>>>{
-            x, x_stride, weights, bias, y, y_stride, int(inputs), int(outputs), Epilogue(epilogue)}
+            x, inputs, weights, bias, y, outputs, int(inputs), int(outputs), Epilogue(epilogue)}
             .run(int(rows));
-    };
-    is_bfloat16 ? run(static_cast<const bfloat16*>(w)) : run(static_cast<const float*>(w));
+    });
 }
 
 // Rows of the packed matrix w, [outputs][inputs], for embedding with the weights of the head.
-void fb_rows_of_packed(const void* w, int is_bfloat16, int64_t inputs, const int32_t* ids, int64_t count, float* y) {
-    parallel(int(count), ROW_GRAIN, [&](int begin, int end) {
-        for (int i = begin; i < end; i++) {
-            const int64_t panel = ids[i] / PANEL * inputs * PANEL, column = ids[i] % PANEL;
-            for (int64_t k = 0; k < inputs; k++) {
-                const int64_t at = panel + k * PANEL;
-                y[i * inputs + k] = is_bfloat16 ? to_float(static_cast<const bfloat16*>(w)[at + column % LANES * 2 + column / LANES])
-                                                : static_cast<const float*>(w)[at + column];
-            }
-        }
+void fb_rows_of_packed(const void* w, int type, int64_t inputs, const int32_t* ids, int64_t count, float* y) {
+    with_type(w, type, [&](auto weights) {
+        parallel(int(count), ROW_GRAIN, [&](int begin, int end) {
+            for (int i = begin; i < end; i++)
+                for (int64_t k = 0; k < inputs; k++)
+                    y[i * inputs + k] = packed_element(weights + (ids[i] / PANEL * inputs + k) * PANEL, ids[i] % PANEL);
+        });
     });
 }
 
@@ -62,7 +77,7 @@ void fb_rms_norm(const float* x, const float* weight, float epsilon, int64_t row
 void fb_rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* q_norm,
                          const float* k_norm, float epsilon, const int32_t* positions, const float* cosines,
                          const float* sines, int64_t half, const int32_t* slots, int64_t page_size, void* keys,
-                         void* values, int is_bfloat16) {
+                         void* values, int type) {
     parallel(int(tokens), ROW_GRAIN, [&](int begin, int end) {
         for (int token = begin; token < end; token++) {
             float* row = qkv + token * (heads + 2 * kv_heads) * dim;
@@ -76,7 +91,7 @@ void fb_rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_h
             for (int64_t head = 0; head < kv_heads; head++) {
                 const float *key = row + (heads + head) * dim, *value = key + kv_heads * dim;
                 const int64_t page = (block * kv_heads + head) * page_size * dim;
-                if (is_bfloat16)
+                if (type == BFLOAT16)
                     store_token(key, value, dim, page_size, offset, static_cast<bfloat16*>(keys) + page,
                                 static_cast<bfloat16*>(values) + page);
                 else
@@ -88,7 +103,7 @@ void fb_rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_h
 }
 
 void fb_attention(const float* query, int64_t query_stride, float* out, const void* keys, const void* values,
-                  int is_bfloat16, const int32_t* begins, const int32_t* lengths, const int32_t* contexts,
+                  int type, const int32_t* begins, const int32_t* lengths, const int32_t* contexts,
                   const int32_t* tables, int64_t runs, int64_t most_blocks, int64_t heads, int64_t kv_heads,
                   int64_t k_dim, int64_t v_dim, int64_t page_size, float scale) {
     const auto run = [&](auto k, auto v) {
@@ -97,7 +112,7 @@ void fb_attention(const float* query, int64_t query_stride, float* out, const vo
             int(kv_heads), int(k_dim), int(v_dim), int(page_size), scale}
             .run_all();
     };
-    if (is_bfloat16)
+    if (type == BFLOAT16)
         run(static_cast<const bfloat16*>(keys), static_cast<const bfloat16*>(values));
     else
         run(static_cast<const float*>(keys), static_cast<const float*>(values));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "multiply.h"
 #include "pool.h"
@@ -12,6 +13,13 @@
 namespace {
 
 enum Epilogue { STORE = 0, ADD = 1, GATE = 2 };
+
+// One column's element of a panel's row.
+template <typename Weight>
+INLINE float packed_element(const Weight* row, int column) {
+    if constexpr (std::is_same_v<Weight, bfloat16>) return to_float(row[column % LANES * 2 + column / LANES]);
+    return to_float(row[column]);
+}
 
 template <typename Weight>
 struct Linear {

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -47,6 +51,31 @@ INLINE void from_float(float x, bfloat16* to) {  // to the nearest, ties to even
     *to = x != x ? 0x7FC0 : bfloat16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+#if defined(__F16C__) || defined(__aarch64__)
+#define HAS_FLOAT16 1
+struct float16 {
+    uint16_t bits;
+};
+INLINE Vec widen(const float16* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    typedef __fp16 Halves __attribute__((vector_size(LANES * 2)));
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return __builtin_convertvector(halves, Vec);
+#endif
+}
+INLINE float to_float(float16 x) {
+    float16 several[LANES] = {x};
+    return widen(several)[0];
+}
+#else
+#define HAS_FLOAT16 0
+#endif
+
 // The PANEL weights of one input, as two vectors.
 INLINE void load_panel_row(const float* w, Vec& first, Vec& second) { first = load(w), second = load(w + LANES); }
 INLINE void load_panel_row(const bfloat16* w, Vec& first, Vec& second) {  // lane i: low half first, high half second
@@ -55,6 +84,10 @@ INLINE void load_panel_row(const bfloat16* w, Vec& first, Vec& second) {  // lan
     low = pairs << 16, high = pairs & int32_t(0xFFFF0000);
     std::memcpy(&first, &low, sizeof low), std::memcpy(&second, &high, sizeof high);
 }
+
+#if HAS_FLOAT16
+INLINE void load_panel_row(const float16* w, Vec& first, Vec& second) { first = widen(w), second = widen(w + LANES); }
+#endif
 
 // Halves are added to each other until one number is left.
 INLINE float sum(Vec v) {
