@@ -109,7 +109,8 @@ class _Answer:
                     logprobs=self._logprobs(self._generation.choices[piece.index], tokens),
                     finish_reason=reason,
                 )
-                yield ChatCompletionChunk(**self._header, choices=[choice]).model_dump_json()
+                usage = self._generation.usage if self._body.wants_continuous_usage else None
+                yield ChatCompletionChunk(**self._header, choices=[choice], usage=usage).model_dump_json()
         if self._body.include_usage:
             usage = self._generation.usage
             yield ChatCompletionChunk(**self._header, choices=[], usage=usage).model_dump_json()

@@ -74,6 +74,32 @@ def test_stream_with_usage(server: RunningServer) -> None:
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 2)
 
 
+def test_stream_with_usage_in_every_chunk(server: RunningServer) -> None:
+    """What load generators ask vLLM and SGLang for."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    client = server.client()
+    stream = client.completions.create(
+        model="tiny",
+        prompt="abc",
+        max_tokens=3,
+        stream=True,
+        stream_options=options,  # type: ignore[call-overload]
+    )
+    counts = [chunk.usage.completion_tokens for chunk in stream]
+    assert counts[:3] == [1, 2, 3]
+    assert set(counts[3:]) == {3}
+    server.engine.reply = says("Hi!")
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        stream=True,
+        stream_options=options,  # type: ignore[call-overload]
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chat]
+    assert counts == sorted(counts)
+    assert counts[-1] == len("Hi!") + 1
+
+
 def test_chat(server: RunningServer) -> None:
     server.engine.reply = says("Good day!")
     chat = server.client().chat.completions.create(model="tiny", messages=HELLO)
