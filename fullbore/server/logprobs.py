@@ -16,15 +16,13 @@ def chat_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], num_top: int
 ) -> ChatLogprobs:
     """Of consecutive tokens of an answer, an element for each."""
-    return ChatLogprobs(
-        content=[
-            ChatLogprob(
-                **_top(tokenizer, token_id, found.logprob).model_dump(),
-                top_logprobs=[_top(tokenizer, *likely) for likely in found.top[:num_top]],
-            )
-            for token_id, found in zip(token_ids, logprobs, strict=True)
-        ]
-    )
+    content = []
+    for token_id, found in zip(token_ids, logprobs, strict=True):
+        token = tokenizer.token_bytes(token_id)
+        top = [_top(tokenizer, *likely) for likely in found.top[:num_top]]
+        logprob = _finite(found.logprob)
+        content.append(ChatLogprob(token=readable(token), logprob=logprob, bytes=list(token), top_logprobs=top))
+    return ChatLogprobs(content=content)
 
 
 class CompletionLogprobsWriter:

@@ -51,7 +51,9 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._bytes = TokenBytes(self._backend)
-        self._special_ids = frozenset(pretrained.all_special_ids)
+        self._special_ids = frozenset(
+            token_id for token_id, token in self._backend.get_added_tokens_decoder().items() if token.special
+        )
         self._longest_token_chars = max((len(token) for token in pretrained.get_vocab()), default=1)
 
     @classmethod

@@ -38,6 +38,19 @@ def test_streams_of_many_requests() -> None:
             await outputs_of(client, add_request(client.next_request_id(), [1], 10**7))
         assert raised.value.param == "max_tokens"
 
+        # Several in one stream, of which one is ended early.
+        together = [add_request(client.next_request_id(), prompt, 30) for prompt in prompts[:3]]
+        outputs_of_each: dict[int, list[TokenOutput]] = {request.request_id: [] for request in together}
+        ended_early = together[1].request_id
+        async for output in client.generate(*together):
+            outputs_of_each[output.request_id].append(output)
+            if output.request_id == ended_early and len(outputs_of_each[ended_early]) == 1:
+                client.abort(ended_early)
+        reasons = [outputs_of_each[request.request_id][-1].finish_reason for request in together]
+        assert reasons == ["length", "abort", "length"]
+        for request in together[::2]:
+            assert tokens_of(outputs_of_each[request.request_id]) == expected(MODEL, request.prompt_token_ids, 30)
+
         # Leaving the loop, cancelling the task: either frees the request.
         async with aclosing(client.generate(add_request(client.next_request_id(), [1, 2], 4000))) as stream:
             async for _ in stream:
