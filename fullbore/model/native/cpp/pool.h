@@ -18,8 +18,8 @@ inline void pause() {
 #endif
 }
 
-// Threads that share the items of one loop after another. They take items as they get on, so that a thread that the
-// system holds up delays the others by no more than the items it has. Between loops they spin for some microseconds.
+// Threads that share the items of one loop after another. The caller waits for items, not for threads: one that the
+// system does not let run takes no items, and holds up nobody. Between loops threads spin for some microseconds.
 class Pool {
    public:
     explicit Pool(int num_threads) {
@@ -35,46 +35,54 @@ class Pool {
 
     void run(void (*body)(const void*, int, int), const void* context, int num_items, int grain) {
         body_ = body, context_ = context, num_items_ = num_items, grain_ = grain;
-        next_.store(0, std::memory_order_relaxed);
-        busy_.store(int(workers_.size()), std::memory_order_relaxed);
+        unfinished_.store(num_items, std::memory_order_relaxed);
+        untaken_.store(num_items, std::memory_order_release);
         round_.fetch_add(1, std::memory_order_release);
         round_.notify_all();
         take_items();
-        for (int spins = 0; busy_.load(std::memory_order_acquire); spins++)
+        for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; spins++) {
             if (spins < SPINS)
                 pause();
             else
                 std::this_thread::yield();
+        }
     }
 
    private:
     static constexpr int SPINS = 4000;
 
+    // The loop's other members may be read only by who has taken items of it: until those are finished it goes on.
     void take_items() {
-        for (int begin; (begin = next_.fetch_add(grain_, std::memory_order_relaxed)) < num_items_;)
-            body_(context_, begin, std::min(begin + grain_, num_items_));
+        for (;;) {
+            const int grain = grain_.load(std::memory_order_relaxed);  // of the loop before, perhaps: no harm
+            const int left = untaken_.fetch_sub(grain, std::memory_order_acq_rel);
+            if (left <= 0) return;
+            const int begin = num_items_ - left, end = std::min(begin + grain, num_items_);
+            body_(context_, begin, end);
+            unfinished_.fetch_sub(end - begin, std::memory_order_release);
+        }
     }
     void work() {
         for (uint32_t seen = 0;;) {
-            for (int spins = 0; round_.load(std::memory_order_acquire) == seen; spins++)
+            for (int spins = 0; round_.load(std::memory_order_acquire) == seen; spins++) {
                 if (spins < SPINS)
                     pause();
                 else
                     round_.wait(seen, std::memory_order_acquire);
-            seen++;
+            }
+            seen = round_.load(std::memory_order_acquire);
             if (stops_) return;
             take_items();
-            busy_.fetch_sub(1, std::memory_order_release);
         }
     }
 
     std::vector<std::thread> workers_;
     std::atomic<uint32_t> round_{0};
-    std::atomic<int> next_{0}, busy_{0};
+    std::atomic<int> untaken_{0}, unfinished_{0}, grain_{1};
     std::atomic<bool> stops_{false};
     void (*body_)(const void*, int, int) = nullptr;
     const void* context_ = nullptr;
-    int num_items_ = 0, grain_ = 1;
+    int num_items_ = 0;
 };
 
 std::unique_ptr<Pool> pool;
