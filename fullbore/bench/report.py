@@ -91,32 +91,42 @@ def html_report(levels: Sequence[Level], title: str) -> str:
         subplot_titles=("Output tokens per second", "Latency, ms", "Time of each stage by cause"),
         vertical_spacing=0.09,
     )
-    figure.add_scatter(x=names, y=[level.output_tok_s for level in levels], name="output tok/s", row=1, col=1)
+    figure.add_scatter(
+        x=names, y=[level.output_tok_s for level in levels], name="output tok/s", row=1, col=1, legend="legend"
+    )
     for name, field in (
         ("TTFT mean", "ttft_ms_mean"),
         ("TTFT p99", "ttft_ms_p99"),
         ("ITL mean", "itl_ms_mean"),
         ("ITL p99", "itl_ms_p99"),
     ):
-        figure.add_scatter(x=names, y=[getattr(level, field) for level in levels], name=name, row=2, col=1)
+        values = [getattr(level, field) for level in levels]
+        figure.add_scatter(x=names, y=values, name=name, row=2, col=1, legend="legend2")
     for trace in _stage_bars(levels, names, graph):
         figure.add_trace(trace, row=3, col=1)
     figure.update_yaxes(type="log", row=2, col=1)
-    figure.update_yaxes(tickformat=".0%", row=3, col=1)
+    figure.update_yaxes(tickformat=".0%", range=[0, 1], row=3, col=1)
     figure.update_xaxes(type="category", title="requests/s" if is_open_loop else "concurrency")
-    figure.update_layout(title=title, barmode="stack", height=1200, template="plotly_white")
+    legends = {
+        "legend": {"y": 1.0},
+        "legend2": {"y": 0.64},
+        "legend3": {"y": 0.28, "traceorder": "normal"},
+    }  # beside each
+    figure.update_layout(title=title, barmode="stack", height=1200, template="plotly_white", **legends)
     page: str = figure.to_html(include_plotlyjs=True, full_html=True)
     return page
 
 
 def _stage_bars(levels: Sequence[Level], names: Sequence[str], graph: object) -> list[object]:
     rows = [
-        (name, f"stage {use.stage}", {"busy": use.busy, **use.idle})
+        (f"{name}: stage {use.stage}", {"busy": use.busy, **use.idle})
         for level, name in zip(levels, names, strict=True)
         if level.stages is not UNSET
         for use in level.stages
     ]
-    causes = sorted({cause for _, _, shares in rows for cause in shares}, key=lambda cause: (cause != "busy", cause))
-    axis = [[name for name, _, _ in rows], [stage for _, stage, _ in rows]]
+    causes = sorted({cause for _, shares in rows for cause in shares}, key=lambda cause: (cause != "busy", cause))
+    axis = [name for name, _ in rows]
     bar = graph.Bar  # type: ignore[attr-defined]
-    return [bar(x=axis, y=[shares.get(cause, 0.0) for _, _, shares in rows], name=cause) for cause in causes]
+    return [
+        bar(x=axis, y=[shares.get(cause, 0.0) for _, shares in rows], name=cause, legend="legend3") for cause in causes
+    ]

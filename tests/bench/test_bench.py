@@ -228,6 +228,7 @@ def test_page_is_self_contained() -> None:
     level.stages = stage_use({"stages": [{"stage": 0, "seconds": {"compute": 1.0, "packed": 1.0}}]})
     page = html_report([level], "a title")
     assert "a title" in page
+    assert "2: stage 0" in page, "one bar for each stage of each level"
     assert not re.search(r'<(script|link)[^>]+(src|href)="http', page)
 
 
