@@ -1,4 +1,4 @@
-"""Choices, penalties, biases, stop tokens and log-probabilities through whole engines in one process.
+"""Choices, penalties, biases, grammars, stop tokens and log-probabilities through whole engines in one process.
 
 What an output is depends on neither the number of stages, nor on neighbours, nor on preemption.
 """
@@ -6,18 +6,22 @@ What an output is depends on neither the number of stages, nor on neighbours, no
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from loopback_helpers import assert_at_rest, run_to_end, sleep_engine
-from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_model
+from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_byte_tokenizer, make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from fullbore.engine.admission import make_scheduler_request
+from fullbore.engine.grammar import GrammarCompiler, GrammarConstraint
 from fullbore.engine.loopback import LoopbackEngine, load_stages
 from fullbore.engine.messages import AddRequest, EngineInfo
 from fullbore.engine.runner import Runner
@@ -26,6 +30,7 @@ from fullbore.model.partition import partition_layers
 from fullbore.scheduler.logprobs import TokenLogprob
 from fullbore.scheduler.request import Request, SamplingParams, TokenOutput
 from fullbore.scheduler.scheduler import SchedulerConfig
+from fullbore.text.grammar import regex_grammar
 from fullbore.text.requests import make_requests
 
 PAGE_SIZE = 4
@@ -44,6 +49,10 @@ ALL: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0.0, "logit_bias": {65: 3.0, 66: 2.5, 67: -100.0}},
     "stop": {"seed": 4, "stop_token_ids": tuple(range(0, 256, 8)), "logprobs": 1},
     "min_tokens": {"seed": 4, "stop_token_ids": tuple(range(0, 256, 8)), "min_tokens": 9},
+    "grammar": {
+        "seed": 7, "grammar": regex_grammar("[a-z ]{9,25}[.!]"), "logprobs": 2, "presence_penalty": 1.0,
+        "repetition_penalty": 1.1,
+    },
     "prompt": {"seed": 5, "logprobs": 3, "prompt_logprobs": 3},
     "everything": {
         "seed": 6, "temperature": 0.8, "top_p": 0.95, "top_k": 100, "min_p": 0.01, "presence_penalty": 0.5,
@@ -104,8 +113,20 @@ def messages_of(prompts: Sequence[Sequence[int]], each: Sequence[dict[str, Any]]
     ]
 
 
+@cache
+def grammar_compiler() -> GrammarCompiler:
+    with TemporaryDirectory() as folder:
+        make_byte_tokenizer().save_pretrained(folder)
+        compiler = GrammarCompiler(folder, VOCAB_SIZE, (EOS_TOKEN_ID,))
+        compiler.load()
+    return compiler
+
+
 def request_of(message: AddRequest) -> Request:
-    return make_scheduler_request(message, VOCAB_SIZE, [EOS_TOKEN_ID], 0.0)
+    constraint = None
+    if message.grammar is not None:
+        constraint = GrammarConstraint(grammar_compiler().compile(message.grammar), VOCAB_SIZE)
+    return make_scheduler_request(message, VOCAB_SIZE, [EOS_TOKEN_ID], 0.0, constraint)
 
 
 def output_of(outputs: Sequence[TokenOutput]) -> Output:
@@ -170,6 +191,8 @@ def test_the_features_do_what_they_are_for(expected: dict[int, Output]) -> None:
     assert max(repeats["repetition"], repeats["frequency"]) < repeats["greedy"] // 2
     assert not any(67 in output.tokens for output in of["bias"])
     assert any({65, 66} & set(output.tokens) for output in of["bias"])
+    for output in of["grammar"]:
+        assert re.fullmatch("[a-z ]{9,25}[.!]", make_byte_tokenizer().decode(output.tokens, skip_special_tokens=True))
     for short, long in zip(of["stop"], of["min_tokens"], strict=True):
         assert short.finish_reason == "stop"
         assert short.tokens[-1] % 8 == 0
