@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from fullbore.errors import ModelError, RequestError
 from fullbore.text.token_bytes import TokenBytes
 
+_LONG_CHARS = 2000  # a shorter text takes about a millisecond
 # Without any of these there can be no tokenizer.
 _FILES = ("tokenizer*", "*.model", "vocab*", "merges*", "tekken*", "*.tiktoken")
 
@@ -115,7 +116,11 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("The text contains a lone surrogate, which is not valid Unicode.", "prompt") from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < _LONG_CHARS:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The same, but other threads may run meanwhile: tokens on their way to other clients do not wait.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, without special tokens such as end-of-text. Ids that are no token give nothing."""
@@ -123,7 +128,10 @@ class Tokenizer:
 
     def decode_all(self, token_ids: list[int]) -> str:
         """Text of token ids, with special tokens."""
-        return str(self._backend.decode(token_ids, skip_special_tokens=False))
+        if len(token_ids) < _LONG_CHARS:
+            return str(self._backend.decode(token_ids, skip_special_tokens=False))
+        [text] = self._backend.decode_batch([token_ids], skip_special_tokens=False)  # other threads may run meanwhile
+        return str(text)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary writes it, "" for ids that are no token."""

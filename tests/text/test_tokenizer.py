@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,35 @@ def test_a_stop_string_with_the_last_token(tokenizer: Tokenizer) -> None:
     assert output.push(TokenOutput(0, tokenizer.encode("a")[0], None)) == "a"
     assert output.push(TokenOutput(0, tokenizer.encode("b")[0], "length")) == ""
     assert output.finish_reason == "stop"
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2_path)
+
+
+@pytest.mark.parametrize("length", [10, 1999, 2000, 5000])
+def test_long_texts_take_another_way_to_the_same_tokens(smollm2: Tokenizer, length: int) -> None:
+    text = ("Ein Text, naïve 😀, 你好; def f(x):\n    return x  " * 200)[:length]
+    token_ids = smollm2.encode(text)
+    assert token_ids == list(smollm2._backend.encode(text).ids)
+    assert smollm2.decode_all(token_ids) == text
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(smollm2: Tokenizer) -> None:
+    """How often another thread gets on; with the interpreter locked it would be once or twice."""
+    text = "The quick brown fox jumps over the lazy dog. " * 5000
+    num_turns = 0
+
+    def count(is_done: Event) -> None:
+        nonlocal num_turns
+        while not is_done.wait(0.001):
+            num_turns += 1
+
+    is_done = Event()
+    other = Thread(target=count, args=(is_done,))
+    other.start()
+    smollm2.encode(text)
+    is_done.set()
+    other.join()
+    assert num_turns > 5

@@ -48,7 +48,7 @@ CASES: list[tuple[ToolFormat, str, list[Event]]] = [
         '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "get_weather", "arguments": {}}]',
         [F, CallArguments('{"a": 1}'), WEATHER, NO_ARGUMENTS],
     ),
-    (MISTRAL, '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{"a": []}', [F, NO_ARGUMENTS, WEATHER, CallArguments('{"a": []}')]),
+    (MISTRAL, '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{"a": []}', [F, NO_ARGUMENTS, F, CallArguments('{"a": []}')]),
     (MISTRAL, "[1, 2]", ["[1, 2]"]),
     (
         KIMI_K2,
