@@ -84,6 +84,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
                 raise RequestError(f"{name} must be {allowed}, got {getattr(self, name)}.", param=name)
         if any(not text for text in self.stop):
             raise RequestError("stop must not contain an empty string.", param="stop")
+        if self.grammar is not None and self.min_tokens:
+            raise RequestError("min_tokens cannot be combined with a grammar, which says where to end.", "min_tokens")
         if len(self.logit_bias) > MAX_BIASES:
             raise RequestError(
                 f"logit_bias has {len(self.logit_bias)} tokens; at most {MAX_BIASES} are allowed.", param="logit_bias"

@@ -128,6 +128,13 @@ def test_parameters_out_of_range(name: str, value: Any) -> None:
     assert name in str(raised.value)
 
 
+def test_min_tokens_and_a_grammar() -> None:
+    """Where the grammar allows nothing but the end there would be no token left."""
+    with pytest.raises(RequestError, match="grammar") as raised:
+        SamplingParams(min_tokens=1, grammar="{}").validate()
+    assert raised.value.param == "min_tokens"
+
+
 def test_min_tokens_beyond_max_tokens() -> None:
     SamplingParams(min_tokens=5, max_tokens=5).validate()
     with pytest.raises(RequestError, match="min_tokens"):
