@@ -52,12 +52,14 @@ class GrammarCompiler:
         """Reads the tokenizer, which takes up to a second and keeps other threads waiting meanwhile."""
         from llguidance import LLTokenizer
 
-        if self._tokenizer_file.is_file():
-            try:
-                tokenizer = self._tokenizer_file.read_text()
-                self._tokenizer = LLTokenizer(tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
-            except ValueError:
-                self._tokenizer = None  # nothing that other requests need
+        if not self._tokenizer_file.is_file():
+            return
+        text = self._tokenizer_file.read_text()
+        # Some tokenizers have tokens that the model has no logits for; then their own number counts.
+        for num_tokens in (self._vocab_size, None):
+            with suppress(ValueError):  # or it cannot be used: nothing that other requests need
+                self._tokenizer = LLTokenizer(text, n_vocab=num_tokens, eos_token=self._eos_token_ids)
+                return
 
     def cached(self, grammar: str) -> GrammarConstraint | None:
         """A fresh constraint of a grammar that was compiled before."""

@@ -12,7 +12,7 @@ from fullbore.engine.messages import AddRequest, EngineInfo
 from fullbore.errors import RequestError
 from fullbore.scheduler.request import SamplingParams
 from fullbore.text.tokenizer import ChatMessage, Tokenizer
-from fullbore.text.tools import Tool, write_tools_into_messages
+from fullbore.text.tools import Tool, with_arguments_as_text, write_tools_into_messages
 
 
 def make_request(
@@ -98,11 +98,17 @@ def format_chat(
     Raises:
         RequestError: the model has no chat template, or its template refuses these messages.
     """
-    if tokenizer.knows_tools:
-        descriptions = [tool.for_template() for tool in tools]
+    if not tokenizer.knows_tools:
+        messages = write_tools_into_messages(messages, tools)
+        return tokenizer.format_chat(messages, add_generation_prompt=add_generation_prompt)
+    descriptions = [tool.for_template() for tool in tools]
+    try:
         return tokenizer.format_chat(messages, descriptions, add_generation_prompt=add_generation_prompt)
-    messages = write_tools_into_messages(messages, tools)
-    return tokenizer.format_chat(messages, add_generation_prompt=add_generation_prompt)
+    except RequestError:
+        if not any("tool_calls" in message for message in messages):
+            raise
+    messages = with_arguments_as_text(messages)  # DeepSeek's templates put them together with other text
+    return tokenizer.format_chat(messages, descriptions, add_generation_prompt=add_generation_prompt)
 
 
 def _plain_integers(token_ids: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from fullbore.text.grammar import JSON_OPTIONS, check_schema, lark_grammar
-from fullbore.text.tokenizer import ChatMessage
+from fullbore.text.tokenizer import ChatMessage, ToolCall
 from fullbore.text.tool_formats import HERMES, LLAMA3_JSON, ToolFormat
 
 _INSTRUCTIONS = """\
@@ -76,6 +76,20 @@ def write_tools_into_messages(messages: Sequence[ChatMessage], tools: Sequence[T
         first = ChatMessage(role="system", content=f"{plain[0]['content']}\n\n{instructions}")
         return [first, *plain[1:]]
     return [ChatMessage(role="system", content=instructions), *plain]
+
+
+def with_arguments_as_text(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The conversation for a chat template that expects the arguments of calls as JSON texts, not as objects."""
+    changed: list[Any] = [dict(message) for message in messages]
+    for message in changed:
+        if "tool_calls" in message:
+            message["tool_calls"] = [_with_arguments_as_text(call) for call in message["tool_calls"]]
+    return changed
+
+
+def _with_arguments_as_text(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
 
 
 def _plain_message(message: ChatMessage) -> ChatMessage:

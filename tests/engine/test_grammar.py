@@ -1,4 +1,4 @@
-"""Outputs that follow grammars: right whatever the pipeline, under preemption, and none held up by another's compiling."""
+"""Outputs that follow grammars: right whatever the pipeline, under preemption, and none waits for another's compiling."""
 
 from __future__ import annotations
 
@@ -160,6 +160,15 @@ def test_a_model_without_tokenizer_refuses_grammars_alone(tmp_path: Path) -> Non
     compiler.load()
     with pytest.raises(RequestError, match=r"tokenizer\.json"):
         compiler.compile(GRAMMARS[0])
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 2, VOCAB_SIZE + 13])
+def test_models_with_fewer_or_more_tokens_than_their_tokenizer(model: Path, vocab_size: int) -> None:
+    compiler = GrammarCompiler(str(model), vocab_size, (EOS_TOKEN_ID,))
+    compiler.load()
+    constraint = GrammarConstraint(compiler.compile(choice_grammar(["a"])), vocab_size)
+    assert len(constraint.mask()) == -(-vocab_size // 8)
+    assert constraint.accept(TOKENIZER.encode("a")[0]) == "stop"
 
 
 # ------------------------------------------------------------------------------------------------ waiting for a grammar

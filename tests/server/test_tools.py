@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from running_server import RunningServer, StartServer, says
 
@@ -180,6 +181,17 @@ def test_a_template_that_knows_functions_gets_them(server: RunningServer, monkey
     assert prompt_of(server, server.engine.requests[0]) == "get_weather get_time user"
 
 
+def test_a_template_that_wants_arguments_as_text(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{{ tools | length }}{% for m in messages %}{% for call in m.tool_calls %}"
+        "{{ call.function.name + '(' + call.function.arguments + ')' }}{% endfor %}{% endfor %}"
+    )
+    monkeypatch.setattr(server.state.tokenizer._pretrained, "chat_template", template)
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Röm"}'}}
+    ask(server, "Sunny.", messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}])
+    assert prompt_of(server, server.engine.requests[0]) == '2get_weather({"city": "Röm"})'
+
+
 # ----------------------------------------------------------------------------------------------------- forced, grammars
 
 
@@ -302,6 +314,18 @@ def test_parameters_become_grammars(
     request = server.engine.requests[0]
     assert all(follows(compiler, request, text, server) for text in right)
     assert not any(follows(compiler, request, text, server) for text in wrong)
+
+
+def test_the_clients_own_schemas(server: RunningServer, compiler: GrammarCompiler) -> None:
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    server.engine.reply = says('{"name": "Ann", "age": 5}')
+    chat = server.client().chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Person)
+    assert chat.choices[0].message.parsed == Person(name="Ann", age=5)
+    assert follows(compiler, server.engine.requests[0], '{"name": "Ann", "age": 5}', server)
+    assert not follows(compiler, server.engine.requests[0], '{"name": "Ann"}', server)
 
 
 def test_text_is_no_grammar(server: RunningServer) -> None:
