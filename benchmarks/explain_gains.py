@@ -26,6 +26,7 @@ from fullbore.telemetry.recording import StageDescription, Timeline, write_timel
 
 STAGES = 4
 MODEL = "sleep://layers=8,layer_ms=8,token_ms=2"
+DEEP_MODEL = "sleep://layers=16,layer_ms=4,token_ms=1,head_ms=40"  # the head takes as long as a stage's layers, or more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ FAULTS = (
     Fault("bad layer split", Setup(settings={"pp_layer_partition": (1, 2, 1, 4)}), "imbalance", _suggested_split),
     Fault(
         "head not counted",
-        Setup(model=f"{MODEL},head_ms=24", settings={"pp_layer_partition": (2, 2, 2, 2)}),
+        Setup(model=DEEP_MODEL, settings={"pp_layer_partition": (4, 4, 4, 4)}),
         "imbalance",
         _suggested_split,
     ),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fullbore.explain.cards import find_card
 from fullbore.explain.evidence import Evidence
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, Source, show
 from fullbore.explain.progress import seconds_between_dumps
 from fullbore.explain.trace_timeline import Timeline
+from fullbore.plan.devices import device_named
 
 HIGH_UTILISATION = 0.7
 LOW_POWER_SHARE = 0.4  # of the limit: a GPU that computes or reads memory flat out draws more
@@ -157,9 +157,9 @@ def is_low_power(gpu: Gpu) -> bool | None:
     if not gpu.load.power_w:
         return None
     power = gpu.load.power_w.mean
-    card = find_card(gpu.name)
-    if card is not None and card.busy_power_w is not None:
-        return power < _LOW_OF_BUSY_POWER * card.busy_power_w
+    card = device_named(gpu.name)
+    if card is not None and card.decode_power_w is not None:
+        return power < _LOW_OF_BUSY_POWER * card.decode_power_w
     limit = gpu.power_limit_w or (card.power_w if card else None)
     if limit:
         return power < LOW_POWER_SHARE * limit

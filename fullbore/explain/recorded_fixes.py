@@ -9,6 +9,8 @@ from fullbore.explain.evidence.account import Account
 from fullbore.explain.physics import balanced_partition, stage_costs
 from fullbore.explain.replay import MOST_CLIENTS, Replay
 
+LEAST_FACTOR = 1.08  # a smaller gain is within a simulation's error
+
 
 def fixes_of(account: Account) -> Fixes:
     """What can be simulated of this account; nothing where it has no recording."""
@@ -36,7 +38,7 @@ class Fixes:
         stages = replay.pipeline.num_stages
         if cause == "packed":
             return replay.factor(micro_batches="auto")
-        if replay.micro_batches != "auto" and (self.factor("packed") or 0.0) <= 1.0:
+        if replay.micro_batches != "auto" and (self.factor("packed") or 0.0) < LEAST_FACTOR:
             replay = replace(replay, micro_batches="auto")  # so few because the scheduler found that best
         if cause == "few-requests":
             return replay.factor(clients=max(replay.clients, stages), max_running=MOST_CLIENTS)
@@ -47,7 +49,7 @@ class Fixes:
         if cause == "depth":
             return replay.factor(depth="auto")
         if cause == "memory":
-            return replay.factor(max_running=MOST_CLIENTS)
+            return replay.factor_of_recorded(max_running=MOST_CLIENTS)  # the KV cache's size is not recorded
         if cause == "imbalance" and self.balanced:
             return replay.factor(pipeline=replay.with_stage_factors(self._balanced_factors()))
         return None

@@ -6,10 +6,12 @@ own, and as many clients as were there send requests of the mean length that was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
+from statistics import median
 from typing import Literal
 
 from fullbore.errors import FullboreError
@@ -30,11 +32,11 @@ _TOKENS_WITHOUT_ARRIVALS = 64  # of each answer, where only the middle of answer
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A recorded pipeline and its load. `clients`: requests that ran or waited, the mean over time."""
+    """A recorded pipeline and its load. `clients`: requests that ran or waited, the median over time."""
 
     pipeline: Pipeline
     tokens_per_s: float  # as recorded, of the time in which there were requests
-    clients: float
+    clients: int
     prompt_tokens: int
     output_tokens: int
     max_running: int
@@ -42,13 +44,20 @@ class Replay:
     micro_batches: int | Literal["auto"] = "auto"
 
     def factor(self, **changes: object) -> float | None:
-        """Tokens/s with some fields changed over tokens/s as recorded; None where it cannot be simulated."""
+        """Tokens/s with some fields changed over tokens/s without, both simulated; None where that takes too long."""
+        return self._over(self.simulated_tokens_per_s, changes)
+
+    def factor_of_recorded(self, **changes: object) -> float | None:
+        """The same over the recorded tokens/s, where what limited them is not in the simulation."""
+        return self._over(lambda: self.tokens_per_s, changes)
+
+    def _over(self, before: Callable[[], float | None], changes: dict[str, object]) -> float | None:
         changed: Replay = replace(self, **changes)  # type: ignore[arg-type]
-        tokens_per_s = changed.simulated_tokens_per_s()
-        return tokens_per_s / self.tokens_per_s if tokens_per_s is not None and self.tokens_per_s > 0 else None
+        after_tokens_per_s, before_tokens_per_s = changed.simulated_tokens_per_s(), before()
+        return after_tokens_per_s / before_tokens_per_s if after_tokens_per_s and before_tokens_per_s else None
 
     def simulated_tokens_per_s(self) -> float | None:
-        clients, stages = max(round(self.clients), 1), self.pipeline.num_stages
+        clients, stages = max(self.clients, 1), self.pipeline.num_stages
         if clients > MOST_CLIENTS or stages > MOST_STAGES:
             return None
         workload = closed_loop(clients, _ROUNDS * clients, self.prompt_tokens, self.output_tokens)
@@ -111,20 +120,23 @@ def _is_within(recording: Recording, record: DriverRecord) -> bool:
 
 
 class _Present:
-    """`seconds` of the window in which requests ran or waited, and their mean number in that time, `clients`."""
+    """`seconds` of the window in which requests ran or waited, and how many: `clients`, the median over that time."""
 
     def __init__(self, recording: Recording) -> None:
-        request_ns = whole_ns = 0
+        length_ns: Counter[int] = Counter()
         records = sorted(recording.driver_records, key=lambda r: r.at_ns)
         for record, following in zip_longest(records, records[1:]):
             until_ns = recording.end_ns if following is None else min(following.at_ns, recording.end_ns)
-            length_ns = until_ns - max(record.at_ns, recording.start_ns)
-            count = record.running + record.waiting
-            if length_ns > 0 and count > 0:
-                request_ns += count * length_ns
-                whole_ns += length_ns
+            length_ns[record.running + record.waiting] += max(until_ns - max(record.at_ns, recording.start_ns), 0)
+        length_ns.pop(0, None)
+        whole_ns = sum(length_ns.values())
         self.seconds = whole_ns * 1e-9
-        self.clients = request_ns / whole_ns if whole_ns else 0.0
+        self.clients = 0
+        for count in sorted(length_ns):
+            whole_ns -= 2 * length_ns[count]
+            if whole_ns <= 0:
+                self.clients = count
+                break
 
 
 def _lengths(recording: Recording, launches: Sequence[DriverRecord]) -> tuple[int, int, int]:
@@ -149,8 +161,8 @@ def _max_running(recording: Recording, launches: Sequence[DriverRecord]) -> int:
 
 
 def _micro_batches(recording: Recording, launches: Sequence[DriverRecord]) -> int | Literal["auto"]:
-    """So many, if there were clearly fewer than the scheduler would have chosen: that is then a setting."""
-    in_flight = sum(r.in_flight for r in launches) / len(launches)
-    running = sum(r.running for r in launches) / len(launches)
+    """So many, if clearly fewer decode at a time than stages and requests allow: that is then a setting."""
+    decodes = [r for r in launches if not r.prefill_tokens] or list(launches)
+    in_flight, running = median(r.in_flight for r in decodes), median(r.running for r in decodes)
     could_be = min(recording.pp_size, running)
     return max(round(in_flight), 1) if in_flight < 0.75 * could_be else "auto"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from fullbore.explain import models
 from fullbore.explain.busy import Busy, by_stage, read_busy
-from fullbore.explain.cards import Card, find_card
 from fullbore.explain.evidence import Evidence
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.notes import numbers_in
@@ -18,6 +17,8 @@ from fullbore.explain.serving_gpus import gpus_at_work, gpus_with_model
 from fullbore.explain.settings import Settings
 from fullbore.explain.speed import Speed, read_speed
 from fullbore.explain.trace_timeline import Timeline, build_timeline
+from fullbore.plan.device_table import Device
+from fullbore.plan.devices import device_named
 
 # Engines that cut a model by layers over the GPUs they find unless told otherwise.
 LAYER_SPLIT_ENGINES = ("ollama", "llama.cpp", "transformers", "exllama")
@@ -39,7 +40,7 @@ class Situation:
     tp: int = 1
     gpus: list[Gpu] = field(default_factory=list)  # those that hold the model
     stages: list[list[Gpu]] = field(default_factory=list)
-    card: Card | None = None  # the slowest
+    card: Device | None = None  # the slowest
     card_fact: Fact | None = None
     model: models.ModelSize = field(default_factory=models.ModelSize)
     model_fact: Fact | None = None
@@ -230,22 +231,21 @@ def _layer_split(s: Situation, count: int) -> tuple[int, Fact | None]:
     return 1, Fact(f"{s.engine} cuts the layers over {count} GPUs: {count} stages", count, source)
 
 
-def _card(s: Situation) -> tuple[Card | None, Fact | None]:
+def _card(s: Situation) -> tuple[Device | None, Fact | None]:
     """The slowest of the cards, which a pipeline's pace depends on."""
-    found = [(card, gpu.name, gpu.source) for gpu in s.gpus if (card := find_card(gpu.name)) is not None]
+    found = [(card, gpu.name, gpu.source) for gpu in s.gpus if (card := device_named(gpu.name)) is not None]
     for path, note in s.evidence.notes.items():
         if path in ("gpu", "gpu_name", "card", "hardware", "device", "gpus") and isinstance(note.value, str):
             for part in re.split(r"\s*\+\s*|,", note.value):
-                if (card := find_card(part)) is not None:
+                if (card := device_named(part)) is not None:
                     found.append((card, part, note.source))
-    found += [
-        (card, rank.device, rank.source) for rank in s.evidence.traces if (card := find_card(rank.device)) is not None
-    ]
+    traced = [(device_named(rank.device), rank) for rank in s.evidence.traces]
+    found += [(card, rank.device, rank.source) for card, rank in traced if card is not None]
     if not found:
         return None, None
-    card, name, source = min(found, key=lambda entry: entry[0].memory_gb_s)
+    card, name, source = min(found, key=lambda entry: entry[0].bandwidth_gb_s)
     return card, Fact(
-        f"{name}: {show(card.memory_gb_s)} GB/s memory, {show(card.boost_mhz)} MHz", card.memory_gb_s, source
+        f"{name}: {show(card.bandwidth_gb_s)} GB/s memory, {show(card.boost_mhz)} MHz", card.bandwidth_gb_s, source
     )
 
 

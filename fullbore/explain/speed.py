@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from fullbore.explain.cards import Card
 from fullbore.explain.evidence import Evidence
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
@@ -14,6 +13,7 @@ from fullbore.explain.models import ModelSize
 from fullbore.explain.physics import distinct_experts
 from fullbore.explain.progress import Progress
 from fullbore.explain.settings import Settings
+from fullbore.plan.device_table import Device
 
 _EXPERT_SHARE = 0.5  # of the bytes that one token reads in a mixture of experts, where nothing better is known
 _FASTER = 1.3
@@ -69,7 +69,7 @@ def read_speed(
     load: Load,
     progress: Progress,
     model: ModelSize,
-    card: Card | None,
+    card: Device | None,
     tp_size: int,
     num_stages: int | None,
 ) -> Speed:
@@ -217,12 +217,12 @@ def _weights_gb(evidence: Evidence) -> Fact | None:
     return None
 
 
-def _bandwidth(evidence: Evidence, card: Card | None) -> Fact | None:
+def _bandwidth(evidence: Evidence, card: Device | None) -> Fact | None:
     for path, note in evidence.notes.items():
         numbers = numbers_in(note.value)
         is_memory = re.search(r"(?:memory|hbm|vram|dram|gpu).*bandwidth.*gb|^bandwidth_gb_s", path)
         if is_memory and numbers and not re.search(r"link|net|pcie", path):
             return Fact(f"{path} = {show(numbers[0])}", numbers[0] * 1e9, note.source)
     if card is not None:
-        return Fact(f"{show(card.memory_gb_s)} GB/s (data sheet of {card.name})", card.memory_gb_s * 1e9)
+        return Fact(f"{show(card.bandwidth_gb_s)} GB/s (data sheet of {card.name.upper()})", card.bandwidth_bytes_s)
     return None

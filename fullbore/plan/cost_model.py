@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from fullbore.plan.devices import Device
+from fullbore.plan.device_table import Device
 from fullbore.plan.engines import Engine
 from fullbore.plan.layout import Stage
 from fullbore.plan.loads import Load

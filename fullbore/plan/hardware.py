@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fullbore.errors import ConfigError
-from fullbore.plan.devices import Device, find_device
+from fullbore.plan.device_table import Device
+from fullbore.plan.devices import find_device
 from fullbore.plan.links import LINKS, Link
 
 MAX_DEVICES = 1024

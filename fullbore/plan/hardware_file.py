@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from fullbore.errors import ConfigError
-from fullbore.plan.devices import DEVICES, Device, find_device
+from fullbore.plan.device_table import Device
+from fullbore.plan.devices import DEVICES, find_device
 from fullbore.plan.hardware import Hardware, parse_hardware
 from fullbore.plan.links import LINKS, Link
 

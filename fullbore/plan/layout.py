@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 from fullbore.errors import ConfigError
-from fullbore.plan.devices import Device
+from fullbore.plan.device_table import Device
 from fullbore.plan.hardware import Hardware
 from fullbore.plan.links import Link
 from fullbore.plan.models import ACTIVATION_BYTES, Attention, DecoderModel, Layer, Matrix

@@ -42,6 +42,14 @@ LINKS: dict[str, Link] = {
             source="PCIe 4.0 x16 (32 GB/s raw); cards without peer access copy twice, through host memory",
         ),
         Link(
+            name="pcie3",
+            bandwidth_bytes_s=5 * GB,
+            latency_s=25e-6,
+            all_reduce_latency_s=20e-6,
+            ring_step_latency_s=8e-6,
+            source="PCIe 3.0 x16 (16 GB/s raw), through host memory as on PCIe 4.0",
+        ),
+        Link(
             name="nvlink3",
             bandwidth_bytes_s=230 * GB,
             latency_s=12e-6,

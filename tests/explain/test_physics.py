@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from fullbore.explain import physics
-from fullbore.explain.cards import find_card, link_bytes_s
 from fullbore.explain.models import find_model
+from fullbore.explain.pcie import link_bytes_s
+from fullbore.plan.devices import device_named
 
 
 def test_cycle_is_the_longer_of_both_terms() -> None:
@@ -97,14 +98,14 @@ def test_bytes_on_the_wire() -> None:
     ],
 )
 def test_cards(name: str, gb_s: float) -> None:
-    card = find_card(name)
+    card = device_named(name)
     assert card is not None
-    assert card.memory_gb_s == gb_s
+    assert card.bandwidth_gb_s == gb_s
 
 
 def test_unknown_card() -> None:
-    assert find_card("Abacus 9000") is None
-    assert find_card(None) is None
+    assert device_named("Abacus 9000") is None
+    assert device_named(None) is None
 
 
 def test_links() -> None:

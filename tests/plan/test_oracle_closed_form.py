@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fullbore.plan.devices import Device, find_device
+from fullbore.plan.device_table import Device
+from fullbore.plan.devices import find_device
 from fullbore.plan.engines import ENGINES
 from fullbore.plan.hardware import parse_hardware
 from fullbore.plan.layout import Layout, even_partition, stages_of

@@ -5,12 +5,11 @@ from __future__ import annotations
 from fullbore.explain.evidence.account import Account
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import more_kv, more_requests, partition, spread_over_micro_batches
-from fullbore.explain.recorded_fixes import Fixes, fixes_of
+from fullbore.explain.recorded_fixes import LEAST_FACTOR, Fixes, fixes_of
 from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding, Gain
 
 _WORTH_SAYING = 0.1  # of all stage-seconds
-_LEAST_FACTOR = 1.08  # a smaller gain is within a simulation's error
 _UNSURE = 0.1  # of a simulated gain
 _FULL = 0.8  # of the time: what a stage loses to arrivals and ends of requests is no fault
 _VERDICTS = {
@@ -135,7 +134,7 @@ def _gain(s: Situation, account: Account, fixes: Fixes, cause: str) -> Gain | No
     factor = fixes.factor(cause)
     if factor is not None:
         gained = factor - 1.0
-        if factor < _LEAST_FACTOR:
+        if factor < LEAST_FACTOR:
             return None
         return Gain(
             f"{show(factor)} × tokens/s in a simulation of the recorded stages{_WITH[cause].format(stages=s.P)}",
@@ -146,7 +145,7 @@ def _gain(s: Situation, account: Account, fixes: Fixes, cause: str) -> Gain | No
     stages, share = s.P or len(account.stages), account.share(cause)
     if cause == "few-requests" and s.load.most:
         high = stages / max(s.load.most, 1)
-        if high < _LEAST_FACTOR:
+        if high < LEAST_FACTOR:
             return None  # as many requests as stages: what is idle are the moments between two requests
         return Gain(f"up to {show(high)} × tokens/s of all requests together with {stages} in flight", 1.0, high)
     high = 1 / (1 - share) if share < 0.95 else float(stages)

@@ -103,7 +103,7 @@ def _computing(s: Situation) -> Finding | None:
         return None
     best = max(rows, key=lambda row: row.input_tok_s or 0)
     used = 2 * active * 1e9 * (best.input_tok_s or 0)
-    share = used / (s.card.bf16_tflops * 1e12 * s.P * s.tp)
+    share = used / (s.card.flops("bf16") * s.P * s.tp)
     if share < _TFLOPS_NEAR:
         return None
     fact = Fact(

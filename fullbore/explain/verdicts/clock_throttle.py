@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from fullbore.explain.cards import find_card
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding, Gain
+from fullbore.plan.devices import device_named
 
 _LOW = 0.6  # of the card's boost clock, of its neighbours', or of what it was
 _LOW_WITH_HISTORY = 0.8
@@ -33,7 +33,7 @@ _REASONS = {
 }
 # Known stuck states: card, what was seen, where.
 _KNOWN = {
-    "GB10": "seen before on GB10: about 702 MHz instead of 2398 MHz under load, half the tokens/s, not cured by a "
+    "gb10": "seen before on GB10: about 702 MHz instead of 2398 MHz under load, half the tokens/s, not cured by a "
     "reboot but by cutting mains power for some minutes (spark-vllm-docker#334)"
 }
 
@@ -93,11 +93,11 @@ def _reference(s: Situation, gpu: Gpu) -> tuple[float, Fact, bool] | None:
         return history.number, history, True
     if _is_at_rated_power(gpu):
         return None  # a card at its rated power chooses its clock: that is normal
-    card = find_card(gpu.name)
+    card = device_named(gpu.name)
     normal = card.boost_mhz if card is not None else gpu.max_sm_clock_mhz
     if normal and clock < _LOW * normal:
         where = (
-            f"{card.name} reaches {show(normal)} MHz (data sheet)"
+            f"{card.name.upper()} reaches {show(normal)} MHz (data sheet)"
             if card is not None
             else f"its maximum is {show(normal)} MHz"
         )
@@ -116,7 +116,7 @@ def _reference(s: Situation, gpu: Gpu) -> tuple[float, Fact, bool] | None:
 
 
 def _is_at_rated_power(gpu: Gpu) -> bool:
-    card = find_card(gpu.name)
+    card = device_named(gpu.name)
     if not gpu.load.power_w or not gpu.power_limit_w or gpu.load.power_w.mean < _AT_LIMIT * gpu.power_limit_w:
         return False
     rated = gpu.default_power_limit_w or (card.power_w if card is not None else gpu.power_limit_w)
@@ -145,7 +145,7 @@ def _reason_facts(slow: list[tuple[Gpu, tuple[float, Fact, bool]]]) -> list[Fact
     for gpu, _ in slow:
         for reason, source in gpu.throttle_reasons.items():
             facts.append(Fact(f"{gpu.label}: {reason} active ({_REASONS.get(reason, 'the driver')})", reason, source))
-        card = find_card(gpu.name)
+        card = device_named(gpu.name)
         rated = gpu.default_power_limit_w or (card.power_w if card is not None else None)
         if rated and gpu.power_limit_w and gpu.power_limit_w < _LOW_POWER_LIMIT * rated:
             text = f"{gpu.label}: power limit {show(gpu.power_limit_w)} W, rated {show(rated)} W"
@@ -175,12 +175,12 @@ def _temperature(gpu: Gpu) -> list[Fact]:
 
 
 def _known(gpu: Gpu) -> list[Fact]:
-    card = find_card(gpu.name)
+    card = device_named(gpu.name)
     return [Fact(_KNOWN[card.name])] if card is not None and card.name in _KNOWN else []
 
 
 def _fix(gpu: Gpu) -> list[str]:
-    card = find_card(gpu.name)
+    card = device_named(gpu.name)
     lines = []
     if any(_REASONS.get(reason) == "heat" for reason in gpu.throttle_reasons):
         lines.append("cool it: airflow, fans, thermal pads; clocks recover below the slowdown temperature")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 from fullbore.explain.busy import is_low_power, stage_times_ms
-from fullbore.explain.cards import find_card
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import partition
 from fullbore.explain.gains import Run, simulated_factor
@@ -16,6 +15,7 @@ from fullbore.explain.physics import balanced_partition, old_default_partition, 
 from fullbore.explain.situation import Situation
 from fullbore.explain.stage_layers import given_layers, stage_layers, stage_weights_gb, total_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
+from fullbore.plan.devices import device_named
 
 _GATES = 0.85  # a stage busier than this has nothing left
 _UNEVEN = 1.2  # busiest over mean of all
@@ -220,7 +220,7 @@ def _rebalanced(s: Situation, shares: list[float], layers: Fact | None) -> tuple
     bound = Gain(f"at most {show(largest / mean)} × tokens/s (perfect balance)", 1.0, largest / mean)
     total = total_layers(s)
     if layers is None and total is not None and _cards_differ(s):
-        speeds = [min(card.memory_gb_s for gpu in stage if (card := find_card(gpu.name))) for stage in s.stages]
+        speeds = [min(card.bandwidth_gb_s for gpu in stage if (card := device_named(gpu.name))) for stage in s.stages]
         return weighted_partition(int(total.number), speeds), bound
     if layers is None or sum(layers.value) < len(shares):
         return [], bound
@@ -259,7 +259,7 @@ def _simulated(s: Situation, before: list[float], after: list[float]) -> float |
 
 def _cards_differ(s: Situation) -> bool:
     names = {gpu.name for stage in s.stages for gpu in stage if gpu.name}
-    return len(names) > 1 and all(find_card(name) is not None for name in names)
+    return len(names) > 1 and all(device_named(name) is not None for name in names)
 
 
 def _gpu_names(s: Situation, stage: int) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from fullbore.explain.cards import find_card
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.situation import Situation, gpu_count
 from fullbore.explain.verdicts.finding import Finding, Gain
 from fullbore.explain.verdicts.launch_bound import eager_decode
+from fullbore.plan.devices import device_named
 
 _LONE_SLOWDOWN = 1.6  # of one request against one GPU: hops and result return cost less
 _BEYOND = 1.05
@@ -23,6 +23,7 @@ _NOBODY_WORKS = 0.5  # stages at work at once, for one request
 _SINGLE = re.compile(
     r"(?:single|one|1)_?(?:gpu|card|device)|(?:gpu|card)s?_?1\b|without_(?:pp|pipeline)|pp_?1\b|no_pp", re.I
 )
+
 _RATE = re.compile(r"tok(?:ens)?_?(?:per)?_?s(?:ec)?(?:ond)?(?:$|_)|tps", re.I)
 _TIME = re.compile(r"ms_per_token|tpot_ms|itl_ms", re.I)
 
@@ -131,7 +132,7 @@ def _against_before(s: Situation) -> Finding | None:
 
 def _card_ratio(s: Situation) -> float:
     """Memory bandwidth of the fastest card over the slowest: with unequal cards one GPU may mean the fast one."""
-    speeds = [card.memory_gb_s for gpu in s.gpus if (card := find_card(gpu.name)) is not None]
+    speeds = [card.bandwidth_gb_s for gpu in s.gpus if (card := device_named(gpu.name)) is not None]
     return max(speeds) / min(speeds) if speeds else 1.0
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 
-from fullbore.explain.cards import find_card, link_bytes_s
 from fullbore.explain.evidence.bench import BenchRow
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.fixes import hidden_size
+from fullbore.explain.pcie import link_bytes_s
 from fullbore.explain.physics import all_reduce_bytes_per_token, hop_bytes_per_token
 from fullbore.explain.situation import Situation
 from fullbore.explain.stage_layers import total_layers
 from fullbore.explain.verdicts.finding import Finding, Gain
+from fullbore.plan.devices import device_named
 
 _DEGRADED = 0.51  # of the bandwidth of its neighbours
 _CRIPPLED = 0.26  # ... or of what the card can do: then each exchange also takes longer to get through
@@ -113,16 +114,16 @@ def _degraded_gpu(s: Situation) -> Gpu | None:
         return None
     slowest = min(known, key=_bandwidth)
     best = max(_bandwidth(gpu) for gpu in known)
-    card = find_card(slowest.name)
-    full = link_bytes_s(card.link_gen, card.link_width) if card is not None else best
+    card = device_named(slowest.name)
+    full = link_bytes_s(*card.pcie) if card is not None and card.pcie else best
     is_degraded = _bandwidth(slowest) <= _DEGRADED * best or _bandwidth(slowest) <= _CRIPPLED * full
     return slowest if is_degraded else None
 
 
 def _is_crippled(s: Situation, gpu: Gpu) -> bool:
     best = max(_bandwidth(other) for other in s.gpus if _has_link(other))
-    card = find_card(gpu.name)
-    full = link_bytes_s(card.link_gen, card.link_width) if card is not None else best
+    card = device_named(gpu.name)
+    full = link_bytes_s(*card.pcie) if card is not None and card.pcie else best
     return _bandwidth(gpu) <= _CRIPPLED * max(best, full)
 
 
@@ -139,8 +140,8 @@ def _step(s: Situation) -> Fact | None:
 
 def _has_link(gpu: Gpu) -> bool:
     """Is the link under load known, and is it what the GPU is connected by?"""
-    card = find_card(gpu.name)
-    is_meaningful = card is None or card.link_is_meaningful
+    card = device_named(gpu.name)
+    is_meaningful = card is None or card.pcie is not None
     return is_meaningful and bool(gpu.load.link_gen) and bool(gpu.load.link_width) and _bandwidth(gpu) > 0
 
 
