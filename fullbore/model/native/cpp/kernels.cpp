@@ -6,6 +6,7 @@
 //
 // Built by build.py with the machine's own instruction set; called by cpu_kernels.py without Python's lock.
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <type_traits>
@@ -116,5 +117,22 @@ void fb_attention(const float* query, int64_t query_stride, float* out, const vo
         run(static_cast<const bfloat16*>(keys), static_cast<const bfloat16*>(values));
     else
         run(static_cast<const float*>(keys), static_cast<const float*>(values));
+}
+
+// Reads memory and does nothing with it, for benchmarks: returns a sum that keeps the compiler from leaving it out.
+float fb_read(const float* from, int64_t size) {
+    std::atomic<int> total{0};
+    constexpr int64_t BLOCK = 1 << 16;
+    parallel(int(size / BLOCK), 4, [&](int begin, int end) {
+        Vec sums[8] = {};
+        for (const float* at = from + begin * BLOCK; at < from + end * BLOCK; at += 8 * LANES) {
+            __builtin_prefetch(at + 1024, 0, 3), __builtin_prefetch(at + 1024 + 4 * LANES, 0, 3);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) sums[i] += load(at + i * LANES);
+        }
+        for (int i = 1; i < 8; i++) sums[0] += sums[i];
+        total += int(sum(sums[0]));
+    });
+    return float(total);
 }
 }
