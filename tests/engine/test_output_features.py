@@ -292,13 +292,16 @@ def reference(models: Models) -> Any:
     return AutoModelForCausalLM.from_pretrained(models.folder, dtype=torch.float32)
 
 
-def test_logprobs_are_hugging_face_s(models: Models, reference: Any) -> None:
-    messages = messages_of([PROMPT], [{"temperature": 0.0, "logprobs": 4, "prompt_logprobs": 4}], n=1)
-    found = run(models.engine(3), messages)[0]
+@pytest.mark.parametrize(("length", "chunk"), [(29, 16), (200, 256), (1, 16), (17, 16)])
+def test_logprobs_are_hugging_face_s(models: Models, reference: Any, length: int, chunk: int) -> None:
+    """Of prompts in one chunk or several, the last of them of one token, or with more rows than one slice of logits."""
+    prompt = (7 * PROMPT)[:length]
+    messages = messages_of([prompt], [{"temperature": 0.0, "logprobs": 4, "prompt_logprobs": 4}], n=1)
+    found = run(models.engine(3, chunked_prefill_size=chunk), messages)[0]
     with torch.no_grad():
-        logits = reference(torch.tensor([PROMPT + found.tokens])).logits[0].double()
+        logits = reference(torch.tensor([prompt + found.tokens])).logits[0].double()
     expected = torch.log_softmax(logits, -1)
-    sequence = PROMPT + found.tokens
+    sequence = prompt + found.tokens
     assert found.prompt_logprobs is not None
     for place, each in enumerate(found.prompt_logprobs + found.logprobs):
         assert each.logprob == pytest.approx(expected[place, sequence[place + 1]].item(), abs=1e-4)
