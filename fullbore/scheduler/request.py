@@ -16,7 +16,7 @@ from fullbore.scheduler.shaper import LogitOptions, Shaper
 
 MAX_CHOICES = 128  # of one prompt, as in the OpenAI API
 MAX_TOP_LOGPROBS = 20  # as in the OpenAI API
-MAX_BIASES = 4096  # they travel with every token
+MAX_LISTED_TOKENS = 4096  # of logit_bias or stop_token_ids: they travel with every token
 
 # error: logits that are not finite; grammar: one that became too complex while it was followed
 FinishReason = Literal["stop", "length", "abort", "timeout", "error", "grammar"]
@@ -86,10 +86,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
             raise RequestError("stop must not contain an empty string.", param="stop")
         if self.grammar is not None and self.min_tokens:
             raise RequestError("min_tokens cannot be combined with a grammar, which says where to end.", "min_tokens")
-        if len(self.logit_bias) > MAX_BIASES:
-            raise RequestError(
-                f"logit_bias has {len(self.logit_bias)} tokens; at most {MAX_BIASES} are allowed.", param="logit_bias"
-            )
+        for name, tokens in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            if len(tokens) > MAX_LISTED_TOKENS:
+                raise RequestError(
+                    f"{name} has {len(tokens)} tokens; at most {MAX_LISTED_TOKENS} are allowed.", param=name
+                )
         for token_id, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
                 raise RequestError(

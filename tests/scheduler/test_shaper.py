@@ -117,7 +117,8 @@ def test_logprobs_are_joined_in_order() -> None:
         ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("repetition_penalty", float("inf")),
         ("logprobs", -1), ("logprobs", 21), ("prompt_logprobs", 21), ("min_tokens", -1),
         ("logit_bias", {1: 100.5}), ("logit_bias", {1: float("nan")}), ("logit_bias", {"1": 1.0}),
-        ("logit_bias", dict.fromkeys(range(5000), 1.0)), ("stop_token_ids", ["1"]), ("n", 1.0), ("logprobs", True),
+        ("logit_bias", dict.fromkeys(range(5000), 1.0)), ("stop_token_ids", ["1"]),
+        ("stop_token_ids", tuple(range(5000))), ("n", 1.0), ("logprobs", True),
     ],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
