@@ -1,13 +1,16 @@
 """Sizes of models, from their names: parameters, those read for one token, layers, width, experts.
 
-Sources: the models' published config.json and model cards. A name without an entry still gives its parameters when it
-carries them ("70B", "235B-A22B").
+They are counted from the published configs in `plan/model_table.py`. A name without an entry still gives its parameters
+when it carries them ("70B", "235B-A22B").
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+
+from fullbore.plan import model_table
+from fullbore.plan.models import DecoderModel
 
 
 @dataclass(frozen=True)
@@ -31,34 +34,33 @@ class ModelSize:
         )
 
 
-_DEEPSEEK = ModelSize(671, 37, 61, 7168, 256, 8, 1.0)
-_KIMI = ModelSize(1040, 32, 61, 7168, 384, 8)
-
-_MODELS: list[tuple[str, ModelSize]] = [
-    # int4 experts, the rest bf16: 594 GB in all, 33.0 GB read for one token
-    (r"kimi[-_ .]?k2(?:\.[56]|-thinking)", replace(_KIMI, bytes_per_parameter=0.571, active_gb=33.0)),
-    (r"kimi[-_ .]?k2", replace(_KIMI, bytes_per_parameter=1.0)),
-    (r"deepseek[-_ .]?(?:v3|r1)(?!.*distill)", _DEEPSEEK),
-    (r"qwen3\.5[-_ ]?397b", ModelSize(397, 17, 60, 4096, 512, 10)),
-    (r"qwen3[-_ ]?235b", ModelSize(235, 22, 94, 4096, 128, 8)),
-    (r"qwen3[-_ ]?(?:coder[-_ ])?30b", ModelSize(30.5, 3.3, 48, 2048, 128, 8)),
-    (r"qwen3[-_ ]?(?:coder[-_ ])?480b", ModelSize(480, 35, 62, 6144, 160, 8)),
-    (r"glm[-_ ]?4\.[567]", ModelSize(355, 32, 92, 5120, 160, 8)),
-    (r"minimax[-_ ]?m2", ModelSize(230, 10, 62, 3072, 256, 8)),
-    (r"gpt[-_ ]?oss[-_ ]?120b", ModelSize(117, 5.1, 36, 2880, 128, 4, 0.53)),
-    (r"gpt[-_ ]?oss[-_ ]?20b", ModelSize(21, 3.6, 24, 2880, 32, 4, 0.53)),
-    (r"mixtral[-_ ]?8x22b", ModelSize(141, 39, 56, 6144, 8, 2)),
-    (r"mixtral[-_ ]?8x7b", ModelSize(46.7, 12.9, 32, 4096, 8, 2)),
-    (r"llama.*405b", ModelSize(405, 405, 126, 16384)),
-    (r"llama.*70b|\b70b\b", ModelSize(70.6, 70.6, 80, 8192)),
-    (r"llama.*13b", ModelSize(13, 13, 40, 5120)),
-    (r"llama.*(?<!\d)8b", ModelSize(8, 8, 32, 4096)),
-    (r"llama.*(?<!\d)7b", ModelSize(6.7, 6.7, 32, 4096)),
-    (r"qwen2?\.?5?[-_ ]?72b", ModelSize(72.7, 72.7, 80, 8192)),
-    (r"qwen3[-_ ]?32b|qwen2\.5[-_ ]?32b|qwq", ModelSize(32.8, 32.8, 64, 5120)),
-    (r"mistral[-_ ]?(?:medium|large).*12[38]b", ModelSize(123, 123, 88, 12288)),
-    (r"smollm2?[-_ ]?135m", ModelSize(0.1345, 0.1345, 30, 576)),
+# How people and folders write the models of `fullbore plan`; the first that fits wins.
+_NAMES: list[tuple[str, str]] = [
+    (r"kimi[-_ .]?k2(?:\.[56]|-thinking)", "kimi-k2.5"),
+    (r"kimi[-_ .]?k2", "kimi-k2"),
+    (r"deepseek[-_ .]?(?:v3|r1)(?!.*distill)", "deepseek-v3"),
+    (r"qwen3[-_ ]?235b", "qwen3-235b-a22b"),
+    (r"qwen3[-_ ]?(?:coder[-_ ])?30b", "qwen3-30b-a3b"),
+    (r"qwen3[-_ ]?(?:coder[-_ ])?480b", "qwen3-coder-480b-a35b"),
+    (r"glm[-_ ]?4\.[567](?![-_ ]?(?:air|flash))", "glm-4.6"),
+    (r"minimax[-_ ]?m2", "minimax-m2"),
+    (r"gpt[-_ ]?oss[-_ ]?120b", "gpt-oss-120b"),
+    (r"gpt[-_ ]?oss[-_ ]?20b", "gpt-oss-20b"),
+    (r"mixtral[-_ ]?8x22b", "mixtral-8x22b"),
+    (r"mixtral[-_ ]?8x7b", "mixtral-8x7b"),
+    (r"llama.*405b", "llama-3.1-405b"),
+    (r"llama.*70b|\b70b\b", "llama-3.1-70b"),
+    (r"llama.*13b", "llama-2-13b"),
+    (r"llama.*(?<!\d)8b", "llama-3.1-8b"),
+    (r"llama.*(?<!\d)7b", "llama-2-7b"),
+    (r"qwen2?\.?5?[-_ ]?72b", "qwen2.5-72b"),
+    (r"qwen3[-_ ]?32b", "qwen3-32b"),
+    (r"qwen2\.5[-_ ]?(?:coder[-_ ])?32b|qwq", "qwen2.5-32b"),
+    (r"mistral[-_ ]?large.*123b", "mistral-large"),
+    (r"smollm2?[-_ ]?135m", "smollm2-135m"),
 ]
+# Most of its layers keep a state instead of a cache, which `fullbore plan` has no model of.
+_NOT_PLANNED: list[tuple[str, ModelSize]] = [(r"qwen3\.5[-_ ]?397b", ModelSize(397, 17, 60, 4096, 512, 10))]
 
 _ACTIVE = re.compile(r"(\d+(?:\.\d+)?)B[-_ ]A(\d+(?:\.\d+)?)B", re.I)
 _TOTAL = re.compile(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)\s?([BT])(?![a-z])", re.I)
@@ -79,11 +81,36 @@ _BITS: list[tuple[str, float]] = [
 def find_model(name: str) -> ModelSize:
     """What the name of a model, or of its folder, says about its size."""
     low = name.lower()
-    size = next((known for pattern, known in _MODELS if re.search(pattern, low)), None) or _from_name(name)
+    size = _from_table(low) or _from_name(name)
     for pattern, per_parameter in _BITS:
         if re.search(rf"(?<![a-z]){pattern}", low):
             return replace(size, bytes_per_parameter=per_parameter, active_gb=None)
     return size
+
+
+def _from_table(low: str) -> ModelSize | None:
+    for pattern, size in _NOT_PLANNED:
+        if re.search(pattern, low):
+            return size
+    key = next((key for pattern, key in _NAMES if re.search(pattern, low)), None)
+    model = model_table.find_model(key) if key is not None else None
+    return _size_of(model) if model is not None else None
+
+
+def _size_of(model: DecoderModel) -> ModelSize:
+    """Of a published checkpoint."""
+    experts = next((m for layer in model.layers for m in layer.matrices if m.num_experts), None)
+    total = model.num_params / 1e9
+    return ModelSize(
+        parameters_b=total,
+        active_b=model.num_active_params / 1e9 if experts else total,
+        layers=model.num_layers,
+        hidden=model.hidden_size,
+        experts=experts.num_experts if experts else None,
+        experts_per_token=experts.num_active if experts else None,
+        bytes_per_parameter=model.weight_bytes / model.num_params if model.is_quantised else None,
+        active_gb=model.bytes_read(1) / 1e9 if model.is_quantised else None,
+    )
 
 
 def _from_name(name: str) -> ModelSize:

@@ -77,6 +77,24 @@ def _qwen3_moe(layers: int, hidden: int, heads: int, kv_heads: int, expert: int)
     return _gqa(layers, hidden, heads, kv_heads, 3 * hidden, 151936, 40960, "qwen3_moe", head_dim=128, **experts)
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    return _gqa(
+        layers,
+        2880,
+        64,
+        8,
+        2880,
+        201088,
+        model_type="gpt_oss",
+        head_dim=64,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+        quantization_config=_MXFP4,
+    )
+
+
 _KIMI = _deepseek_v3(64, 384, 1, 163840, 131072)
 _DEEPSEEK = {**_deepseek_v3(128, 256, 3, 129280, 163840), "quantization_config": _FP8}
 
@@ -95,7 +113,54 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek-r1": (_DEEPSEEK, "deepseek-ai/DeepSeek-R1"),
     "qwen3-235b-a22b": (_qwen3_moe(94, 4096, 64, 4, 1536), "Qwen/Qwen3-235B-A22B"),
     "qwen3-30b-a3b": (_qwen3_moe(48, 2048, 32, 4, 768), "Qwen/Qwen3-30B-A3B"),
+    "qwen3-coder-480b-a35b": (
+        {**_qwen3_moe(62, 6144, 96, 8, 2560), "num_experts": 160, "max_position_embeddings": 262144},
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+    ),
+    "glm-4.6": (
+        _gqa(
+            92,
+            5120,
+            96,
+            8,
+            12288,
+            151552,
+            202752,
+            "glm4_moe",
+            head_dim=128,
+            use_qk_norm=True,
+            n_routed_experts=160,
+            num_experts_per_tok=8,
+            n_shared_experts=1,
+            moe_intermediate_size=1536,
+            first_k_dense_replace=3,
+        ),
+        "zai-org/GLM-4.6",
+    ),
+    "minimax-m2": (
+        _gqa(
+            62,
+            3072,
+            48,
+            8,
+            1536,
+            200064,
+            196608,
+            "minimax_m2",
+            head_dim=128,
+            use_qk_norm=True,
+            num_local_experts=256,
+            num_experts_per_tok=8,
+            quantization_config=_FP8,
+        ),
+        "MiniMaxAI/MiniMax-M2",
+    ),
     "qwen3-32b": (_gqa(64, 5120, 64, 8, 25600, 151936, 40960, "qwen3", head_dim=128), "Qwen/Qwen3-32B"),
+    "qwen2.5-32b": (_gqa(64, 5120, 40, 8, 27648, 152064, 32768, "qwen2"), "Qwen/Qwen2.5-32B-Instruct"),
+    "qwen2.5-72b": (_gqa(80, 8192, 64, 8, 29568, 152064, 32768, "qwen2"), "Qwen/Qwen2.5-72B-Instruct"),
+    "mistral-large": (_gqa(88, 12288, 96, 8, 28672, 32768, 131072, "mistral"), "mistralai/Mistral-Large-Instruct-2407"),
+    "llama-2-7b": (_gqa(32, 4096, 32, 32, 11008, 32000, 4096), "meta-llama/Llama-2-7b-chat-hf"),
+    "llama-2-13b": (_gqa(40, 5120, 40, 40, 13824, 32000, 4096), "meta-llama/Llama-2-13b-chat-hf"),
     "llama-3.1-8b": (_gqa(32, 4096, 32, 8, 14336, 128256), "meta-llama/Llama-3.1-8B-Instruct"),
     "llama-3.1-70b": (_gqa(80, 8192, 64, 8, 28672, 128256), "meta-llama/Llama-3.1-70B-Instruct"),
     "llama-3.3-70b": (_gqa(80, 8192, 64, 8, 28672, 128256), "meta-llama/Llama-3.3-70B-Instruct"),
@@ -119,27 +184,15 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
         ),
         "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     ),
-    "gpt-oss-120b": (
-        _gqa(
-            36,
-            2880,
-            64,
-            8,
-            2880,
-            201088,
-            model_type="gpt_oss",
-            head_dim=64,
-            num_local_experts=128,
-            num_experts_per_tok=4,
-            sliding_window=128,
-            layer_types=["sliding_attention", "full_attention"] * 18,
-            quantization_config=_MXFP4,
-        ),
-        "openai/gpt-oss-120b",
-    ),
+    "gpt-oss-120b": (_gpt_oss(36, 128), "openai/gpt-oss-120b"),
+    "gpt-oss-20b": (_gpt_oss(24, 32), "openai/gpt-oss-20b"),
     "mixtral-8x7b": (
         _gqa(32, 4096, 32, 8, 14336, 32000, 32768, "mixtral", num_local_experts=8, num_experts_per_tok=2),
         "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    ),
+    "mixtral-8x22b": (
+        _gqa(56, 6144, 48, 8, 16384, 32768, 65536, "mixtral", num_local_experts=8, num_experts_per_tok=2),
+        "mistralai/Mixtral-8x22B-Instruct-v0.1",
     ),
     "smollm2-135m": (
         _gqa(30, 576, 9, 3, 1536, 49152, 8192, tie_word_embeddings=True),

@@ -109,6 +109,13 @@ class DecoderModel:
         layers = sum(sum(m.total_params for m in layer.matrices) + layer.other_params for layer in self.layers)
         return layers + self.embedding.params + (0 if self.is_tied else self.head.params)
 
+    @property
+    def num_active_params(self) -> int:
+        """Those that one token is multiplied with."""
+        matrices = (m for layer in self.layers for m in layer.matrices)
+        others = sum(layer.other_params for layer in self.layers) + self.head.params
+        return sum(m.params * (m.num_active or 1) for m in matrices) + others
+
     @cached_property
     def weight_bytes(self) -> float:
         """Of the whole model on one device."""
