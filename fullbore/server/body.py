@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from fullbore.server.errors import ApiError
 from fullbore.server.state import get_state
+
+SILENCE_S = 30.0  # a client that sends nothing of its body for so long is given up
 
 # Parsing keeps the interpreter busy, and with it all other clients: about 0.3 us for each list or object, 0.03 us for
 # each item. A smaller body takes no longer than a few milliseconds, whatever is in it.
@@ -58,12 +60,21 @@ class JsonRequest(Request):
         if declared.isdecimal() and int(declared) > max_bytes:
             raise too_large
         chunks, size = [], 0
-        async for chunk in self.stream():  # a chunked body declares no length
+        stream = self.stream()
+        while (chunk := await _next_chunk(stream)) is not None:  # a chunked body declares no length
             size += len(chunk)
             if size > max_bytes:
                 raise too_large
             chunks.append(chunk)
         return b"".join(chunks)
+
+
+async def _next_chunk(stream: AsyncIterator[bytes]) -> bytes | None:
+    """None at the end. Raises ApiError when nothing comes for too long."""
+    try:
+        return await asyncio.wait_for(anext(stream, None), SILENCE_S)
+    except TimeoutError:
+        raise ApiError(408, f"The rest of the body did not come within {SILENCE_S:g} s.", code="body_late") from None
 
 
 def _parse(body: bytes) -> Any:

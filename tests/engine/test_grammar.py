@@ -1,4 +1,4 @@
-"""Outputs that follow grammars: right whatever the pipeline, under preemption, and none waits for another's compiling."""
+"""Outputs that follow grammars: right whatever the pipeline and under preemption; compiling holds up nobody else."""
 
 from __future__ import annotations
 
