@@ -39,9 +39,9 @@ class ToolChoice(Strict):
 class OffersTools(Strict):
     """Fields of a chat request."""
 
-    tools: (
-        Annotated[list[ToolDefinition], FIRST_ERROR, Field(description="Functions that the model may call.")] | None
-    ) = None
+    tools: Annotated[
+        Annotated[list[ToolDefinition], FIRST_ERROR] | None, Field(description="Functions that the model may call.")
+    ] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ToolChoice | None,
         Field(description="auto (default with tools): as the model likes; required, or a function: it has to call."),
