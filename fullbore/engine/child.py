@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import msgspec
+import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
@@ -96,3 +97,11 @@ def describe_exit(return_code: int) -> str:
         name = f"signal {-return_code}"
     hint = " (by hand, or by the system for lack of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is there but does not run (SIGSTOP)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

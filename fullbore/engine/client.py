@@ -15,13 +15,12 @@ from threading import Event
 from types import TracebackType
 from typing import TypeVar
 
-import psutil
 import zmq
 
 from fullbore import errors
 from fullbore.config import EngineConfig
 from fullbore.engine import run_dir
-from fullbore.engine.child import describe_exit, spawn
+from fullbore.engine.child import describe_exit, is_stopped, spawn
 from fullbore.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -267,7 +266,7 @@ class EngineClient:
 
     def _judge_silence(self, silence_s: float) -> None:
         pid = self._process.pid
-        if silence_s > _STOPPED_S and _is_stopped(pid):
+        if silence_s > _STOPPED_S and is_stopped(pid):
             self._declare_dead(f"The engine's driver process (pid {pid}) is stopped (SIGSTOP) and does not answer.")
         elif self._is_started and silence_s > self.config.stage_timeout_s:
             self._declare_dead(f"The engine's driver process (pid {pid}) has not answered for {silence_s:.1f} s.")
@@ -312,13 +311,6 @@ def _start_error(dead: EngineDead) -> FullboreError:
     kind = getattr(errors, dead.error, EngineDeadError)
     error: FullboreError = kind(dead.message)
     return error
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
 
 
 def _tear_down(

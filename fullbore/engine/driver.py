@@ -11,32 +11,26 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import msgspec
-import zmq
 
-from fullbore.config import EngineConfig
 from fullbore.engine import run_dir
 from fullbore.engine.admission import make_scheduler_request
 from fullbore.engine.child import ParentWatch, ignore_terminal_signals
 from fullbore.engine.grammar import GrammarCompiler, GrammarConstraint, GrammarQueue, Pending
+from fullbore.engine.links import POLL_MS, Links
 from fullbore.engine.messages import (
     AbortRequest,
     AddRequest,
-    AllocateKV,
     DriverSetup,
     EngineDead,
     EngineInfo,
     EngineStats,
-    Execute,
     Executed,
-    FromDriver,
     FromStage,
     GetRecords,
     GetStats,
-    Loading,
     LoadProgress,
     ModelFound,
     Outputs,
@@ -45,233 +39,18 @@ from fullbore.engine.messages import (
     RecordsReply,
     Rejected,
     Shutdown,
-    StageInfo,
-    StageSetup,
-    StopDriver,
     ToDriver,
-    encode,
-    from_stage_decoder,
-    to_driver_decoder,
 )
-from fullbore.engine.placement import Placement, place_model
-from fullbore.engine.probe import Passage, Probe
+from fullbore.engine.placement import place_model
 from fullbore.engine.records import Records
-from fullbore.engine.sizing import num_kv_blocks
-from fullbore.engine.supervisor import Supervisor, cores_of_stages
-from fullbore.errors import EngineDeadError, FullboreError, RequestError
+from fullbore.engine.start_up import StartUp, StopAskedError, bring_up, measure, scheduler_config, start_stages
+from fullbore.engine.supervisor import StageError, Supervisor
+from fullbore.errors import FullboreError, RequestError
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import TokenOutput
-from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
-from fullbore.telemetry.spans import StageRecord
+from fullbore.scheduler.scheduler import Scheduler
 
-_POLL_MS = 100  # the most that deadlines, the supervisor's look and a stop may be late
 _DRAIN_S = 2.0  # when stopping: micro-batches in flight get this long to come out
-
-
-class StageError(Exception):
-    """A verdict about a stage; carries what the client is told."""
-
-    def __init__(self, dead: EngineDead) -> None:
-        super().__init__(dead.message)
-        self.dead = dead
-
-
-class StopAskedError(Exception):
-    """The client asked to stop before the engine was up."""
-
-
-class Links:
-    """The driver's sockets to the client and from the stages."""
-
-    def __init__(self, path: str) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._from_client = self._socket(zmq.PULL)
-        self._from_client.bind(run_dir.driver_address(path))
-        self._to_client = self._socket(zmq.PUSH)
-        self._to_client.connect(run_dir.client_address(path))
-        self._from_stages = self._socket(zmq.PULL)
-        self._from_stages.bind(run_dir.from_stages_address(path))
-        self._poller = zmq.Poller()
-        self._poller.register(self._from_client, zmq.POLLIN)
-        self._poller.register(self._from_stages, zmq.POLLIN)
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self.context.socket(kind)
-        socket.set_hwm(0)  # bounded by the requests that run; a full queue would only block this loop
-        return socket
-
-    def wait_also_for(self, source: GrammarQueue) -> None:
-        self._poller.register(source, zmq.POLLIN)
-
-    def wait(self, timeout_ms: int) -> None:
-        self._poller.poll(timeout_ms)
-
-    def client_messages(self) -> Iterator[ToDriver]:
-        for data in _drain(self._from_client):
-            yield to_driver_decoder.decode(data)
-
-    def stage_messages(self) -> Iterator[FromStage]:
-        for data in _drain(self._from_stages):
-            yield from_stage_decoder.decode(data)
-
-    def send(self, message: FromDriver) -> None:
-        self._to_client.send(encode(message))
-
-    def close(self) -> None:
-        """Closes everything; what was sent to the client gets a second to leave."""
-        self.context.destroy(linger=1000)
-
-
-def _drain(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[bytes]:
-    """What is there now, but not without end: launches must not wait for a flood of messages to stop."""
-    for _ in range(most):
-        try:
-            yield socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-
-
-# ---------------------------------------------------------------------------------------------------------- start-up
-
-
-def start_stages(config: EngineConfig, placement: Placement, path: str, links: Links) -> Supervisor:
-    """Starts one process per stage; they load in parallel."""
-    is_pinned = placement.devices[0] == "cpu" and placement.architecture != "sleep"
-    cores = cores_of_stages(config.pp_size, config.threads_per_stage) if is_pinned else [()] * config.pp_size
-    setups = [
-        StageSetup(
-            config=config,
-            model_path=placement.path,
-            stage=stage,
-            partition=placement.partition,
-            device=placement.devices[stage],
-            dtype=placement.dtype,
-            cpu_cores=cores[stage],
-            run_dir=path,
-            driver_pid=os.getpid(),
-        )
-        for stage in range(config.pp_size)
-    ]
-    return Supervisor(setups, links.context)
-
-
-class StartUp:
-    """Takes messages while the engine comes up, and gives up when it must."""
-
-    def __init__(self, config: EngineConfig, links: Links, supervisor: Supervisor) -> None:
-        self.supervisor = supervisor
-        self._links = links
-        self._limit_s = config.load_timeout_s
-        self._end_s = time.monotonic() + config.load_timeout_s
-        self._records: list[StageRecord] = []  # of the micro-batch under way
-        self._returned_ns = 0
-
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Waits for the stages.
-
-        Raises:
-            StageError: a stage failed.
-            EngineDeadError: starting takes longer than `load_timeout_s`.
-            StopAskedError: the client does not want it any more.
-        """
-        while not is_done():
-            self._links.wait(_POLL_MS)
-            for message in self._links.stage_messages():
-                self._take_from_stage(message)
-            _raise_if_dead(self.supervisor)
-            for request in self._links.client_messages():
-                if isinstance(request, StopDriver):
-                    raise StopAskedError
-                if isinstance(request, Ping):
-                    self._links.send(Pong())
-            if time.monotonic() > self._end_s:
-                raise EngineDeadError(f"Loading took longer than --load-timeout-s {self._limit_s:g}.")
-
-    def run_alone(self, micro_batch: MicroBatch) -> Passage:
-        """Sends a micro-batch through the empty pipeline. Raises as `wait_until` does."""
-        self._records = []
-        launched_ns = time.monotonic_ns()
-        self.supervisor.send(Execute(micro_batch))
-        self.wait_until(lambda: len(self._records) == len(self.supervisor.stages))
-        return Passage(launched_ns, sorted(self._records, key=lambda record: record.stage), self._returned_ns)
-
-    def _take_from_stage(self, message: FromStage) -> None:
-        if isinstance(message, Executed):
-            self._records.append(message.record)
-            if message.token_ids is not None:
-                self._returned_ns = time.monotonic_ns()
-            return
-        self.supervisor.heard(message)
-        if isinstance(message, Loading):
-            self._links.send(LoadProgress(message.stage, "loading", message.loaded_bytes, message.total_bytes))
-
-
-def bring_up(config: EngineConfig, placement: Placement, start_up: StartUp) -> EngineInfo:
-    """Waits until all stages have loaded, gives them their KV blocks, and waits until they are connected.
-
-    Raises:
-        OutOfMemoryError: the KV cache does not fit.
-        StageError, EngineDeadError, StopAskedError: as StartUp does.
-    """
-    stages = start_up.supervisor.stages
-    start_up.wait_until(lambda: all(stage.loaded is not None for stage in stages))
-    loaded = [stage.loaded for stage in stages if stage.loaded is not None]
-    num_blocks = num_kv_blocks(config, loaded, placement.devices, placement.context_length)
-    start_up.supervisor.send(AllocateKV(num_blocks))
-    start_up.wait_until(lambda: all(stage.is_ready for stage in stages))
-
-    capacity_tokens = num_blocks * config.page_size
-    return EngineInfo(
-        config=msgspec.structs.replace(
-            config,
-            pp_layer_partition=placement.partition,
-            context_length=min(placement.context_length, capacity_tokens),
-            max_total_tokens=capacity_tokens,
-            dtype=placement.dtype,
-            device=placement.devices[0].partition(":")[0],
-        ),
-        model_path=placement.path,
-        model_name=placement.name,
-        architecture=placement.architecture,
-        dtype=placement.dtype,
-        device=placement.devices[0].partition(":")[0],
-        vocab_size=placement.vocab_size,
-        context_length=min(placement.context_length, capacity_tokens),
-        num_kv_blocks=num_blocks,
-        kv_capacity_tokens=capacity_tokens,
-        in_flight_limit=0,  # the scheduler's; filled in by the driver
-        eos_token_ids=placement.eos_token_ids,
-        stages=[
-            StageInfo(
-                stage,
-                placement.layer_ranges[stage],
-                placement.devices[stage],
-                loaded[stage].pid,
-                loaded[stage].weight_bytes,
-            )
-            for stage in range(config.pp_size)
-        ],
-    )
-
-
-def measure(driver: Driver, start_up: StartUp) -> None:
-    """Lets the driver's scheduler know what its stages cost, before the first request comes."""
-    info = driver.info
-    cap = info.config.pp_max_micro_batch_size
-    most_requests = info.config.max_running_requests if cap == "auto" else cap
-    probe = Probe(driver.scheduler.costs, start_up.run_alone, info.num_kv_blocks, info.config.page_size)
-    probe.measure_decode(most_requests)
-    probe.measure_context(most_requests, info.context_length)
-    probe.measure_prefill(min(info.config.chunked_prefill_size, info.context_length))
-
-
-def _raise_if_dead(supervisor: Supervisor) -> None:
-    dead = supervisor.find_dead(time.monotonic())
-    if dead is not None:
-        raise StageError(dead)
-
-
-# ----------------------------------------------------------------------------------------------------------- serving
 
 
 class Driver:
@@ -283,22 +62,9 @@ class Driver:
         self.supervisor = supervisor
         self.grammars = grammars
         links.wait_also_for(grammars)
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                num_kv_blocks=info.num_kv_blocks,
-                pp_size=config.pp_size,
-                pp_async_batch_depth=config.pp_async_batch_depth,
-                pp_max_micro_batch_size=config.pp_max_micro_batch_size,
-                num_micro_batches=config.num_micro_batches,
-                chunked_prefill_size=config.chunked_prefill_size,
-                max_running_requests=config.max_running_requests,
-                page_size=config.page_size,
-                context_length=info.context_length,
-                enable_prefix_cache=not config.disable_radix_cache,
-            )
-        )
-        self.info = msgspec.structs.replace(info, in_flight_limit=self.scheduler.in_flight_limit)
-        self.records = Records(config.pp_size, self.scheduler.in_flight_limit, time.monotonic_ns())
+        self.scheduler = Scheduler(scheduler_config(config, info.num_kv_blocks, info.context_length))
+        self.info = info
+        self.records = Records(config.pp_size, info.in_flight_limit, time.monotonic_ns())
         self._last_stage = config.pp_size - 1
         self._live: set[int] = set()  # requests whose end the client has not been told
         self._outputs: list[TokenOutput] = []
@@ -310,7 +76,7 @@ class Driver:
     def serve(self) -> None:
         """Runs until StopDriver. Raises StageError when the pipeline breaks."""
         while not self._is_stopped():
-            self.links.wait(_POLL_MS)
+            self.links.wait(POLL_MS)
             for message in self.links.stage_messages():
                 self._take_from_stage(message)
             for request in self.links.client_messages():
@@ -427,13 +193,13 @@ class Driver:
         self._outputs = []
 
     def _look_after_stages(self) -> None:
-        _raise_if_dead(self.supervisor)
+        self.supervisor.raise_if_dead()
         limit_s = self.supervisor.step_timeout_s + self.supervisor.stage_timeout_s
         stalled_s = time.monotonic() - self._progress_s
         if self._progress and stalled_s > limit_s:
             oldest = min(self._progress)
             message = f"did not return micro-batch {oldest} within {stalled_s:.0f} s."
-            raise StageError(self.supervisor.blame(self._progress[oldest], message))
+            raise self.supervisor.blame(self._progress[oldest], message)
 
     def _is_stopped(self) -> bool:
         if self._stop_at_s is None:
@@ -447,10 +213,10 @@ class Driver:
         self._hand_out()
         end_s = time.monotonic() + _DRAIN_S
         while self._progress and time.monotonic() < end_s:
-            self.links.wait(_POLL_MS)
+            self.links.wait(POLL_MS)
             for message in self.links.stage_messages():
                 self._take_from_stage(message)
-            _raise_if_dead(self.supervisor)
+            self.supervisor.raise_if_dead()
         self.supervisor.send(Shutdown())
         self.supervisor.wait_for_exits()
 
@@ -486,7 +252,7 @@ def run(setup: DriverSetup, links: Links) -> None:
         start_up.wait_until(lambda: grammars.is_loaded)
         supervisor.is_serving = True
         report("measuring the stages", 0, 0)
-        measure(driver, start_up)
+        measure(driver.scheduler.costs, driver.info, start_up)
         gc.collect()
         gc.freeze()
         links.send(driver.info)

@@ -176,7 +176,11 @@ class StageInfo(Struct):
 
 
 class EngineInfo(Struct, tag=True):
-    """The resolved engine: sent once, when requests may come."""
+    """The engine as it is: sent once, when requests may come.
+
+    `config` has what the user set, and what was chosen where partition, context length, capacity, dtype or device was
+    left open. `dtype`, `device` and `context_length` say it again with narrower types: nothing is "auto" or None now.
+    """
 
     config: EngineConfig
     model_path: str

@@ -12,11 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import zmq
 
 from fullbore.engine import run_dir
-from fullbore.engine.child import describe_exit, spawn
+from fullbore.engine.child import describe_exit, is_stopped, spawn
 from fullbore.engine.messages import (
     EngineDead,
     FromStage,
@@ -70,6 +69,14 @@ class Symptom:
     def is_cause(self) -> bool:
         """It cannot be a mere consequence of another stage's end."""
         return self.rank <= 2
+
+
+class StageError(Exception):
+    """A verdict about a stage; carries what the client is told."""
+
+    def __init__(self, dead: EngineDead) -> None:
+        super().__init__(dead.message)
+        self.dead = dead
 
 
 class Supervisor:
@@ -141,10 +148,16 @@ class Supervisor:
         stack = python_stack(stage.process.pid) if symptom.wants_stack else symptom.stack
         return EngineDead(symptom.message, stage.stage, stack, symptom.error)
 
-    def blame(self, stage: int, message: str) -> EngineDead:
-        """A verdict that the driver reached by itself."""
+    def raise_if_dead(self) -> None:
+        """Raises StageError once there is a verdict."""
+        dead = self.find_dead(time.monotonic())
+        if dead is not None:
+            raise StageError(dead)
+
+    def blame(self, stage: int, message: str) -> StageError:
+        """A verdict that the driver reached by itself, to be raised."""
         process = self.stages[stage]
-        return EngineDead(f"{process} {message}", stage, python_stack(process.process.pid))
+        return StageError(EngineDead(f"{process} {message}", stage, python_stack(process.process.pid)))
 
     def _examine(self, stage: StageProcess, now_s: float) -> Symptom | None:
         return_code = stage.process.poll()
@@ -153,7 +166,7 @@ class Supervisor:
         if stage.failed is not None:
             return _failure(stage.failed)
         silence_s = now_s - stage.last_heard_s
-        if silence_s > _STOPPED_S and _is_stopped(stage.process.pid):
+        if silence_s > _STOPPED_S and is_stopped(stage.process.pid):
             return Symptom(2, f"{stage} is stopped (SIGSTOP) and does not answer.", wants_stack=True)
         if not self.is_serving:
             return None
@@ -190,13 +203,6 @@ class Supervisor:
 
 def _failure(failed: StageFailed) -> Symptom:
     return Symptom(4 if failed.is_peer_lost else 1, failed.message, failed.stack, failed.error)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
 
 
 def python_stack(pid: int) -> str:
