@@ -50,7 +50,7 @@ struct Attention {
                     items.push_back({run, head, first, std::min(tokens_per_item, lengths[run] - first)});
         const int num_items = int(items.size());
         parallel(num_items, std::max(1, num_items / (8 * num_threads())), [&](int begin, int end) {
-            for (int i = begin; i < end; i++) attend(items[i], items[std::min(i + 1, num_items - 1)]);
+            for (int i = begin; i < end; i++) attend(items[i]);
         });
     }
 
@@ -70,15 +70,6 @@ struct Attention {
             body(page_of(cache, item, begin + done, dim), offset, piece, done);
             done += piece;
         }
-    }
-
-    // Pages lie anywhere: the processor cannot guess where the next one is.
-    void prefetch(const Element* cache, const Item& item, int position, int dim) const {
-        const int count = std::min(TILE, contexts[item.run] - position);
-        for_pages(cache, item, position, count, dim, [&](const Element* page, int, int, int) {
-            const char* bytes = reinterpret_cast<const char*>(page);
-            for (size_t i = 0; i < page_size * dim * sizeof(Element); i += 64) __builtin_prefetch(bytes + i, 0, 2);
-        });
     }
 
     // Keys as panels of [k_dim][PANEL]: in place, or copied where a page is no multiple of a panel or no floats.
@@ -139,7 +130,7 @@ struct Attention {
     };
 
     // Softmax over the keys tile by tile: weights are relative to the highest score so far (arXiv 1805.02867).
-    void attend(const Item& item, const Item& next) const {
+    void attend(const Item& item) const {
         static thread_local Scratch scratch;
         Scratch& s = scratch;
         s.layout(*this);
@@ -155,13 +146,9 @@ struct Attention {
         const int end = start + item.count;
         for (int position = 0; position < end; position += TILE) {
             const int count = std::min(TILE, end - position);
-            const bool is_last = position + TILE >= end;
-            const Item& coming = is_last ? next : item;  // whose tile is the next
-            prefetch(keys, coming, is_last ? 0 : position + TILE, k_dim);
             const float* panels[MOST_PANELS];
             const ptrdiff_t stride = key_panels(item, position, count, s.copies, panels);
             product(s.query, k_dim, rows, panels, (count + PANEL - 1) / PANEL, stride, k_dim, s.scores, TILE, false);
-            prefetch(values, coming, is_last ? 0 : position + TILE, v_dim);
             for (int row = 0; row < rows; row++) weigh(s, row, start + row / group() + 1 - position, width);
             add_values(s, item, position, count, rows, width);
         }

@@ -20,19 +20,32 @@ INLINE void multiply(const float* x, ptrdiff_t x_stride, const Weight* const (&w
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < PANELS; p++) s[r][p][0] = sums[r][p][0], s[r][p][1] = sums[r][p][1];
     for (int k = 0; k < inputs; k++) {
-        Vec weights[PANELS][2];
 #pragma GCC unroll 8
-        for (int p = 0; p < PANELS; p++) {
-            load_panel_row(w[p] + k * w_stride, weights[p][0], weights[p][1]);
+        for (int p = 0; p < PANELS; p++)
             if (prefetch_step) __builtin_prefetch(prefetch[p] + k * prefetch_step, 0, 2);
-        }
+        // What there is less of, inputs or weights, waits in registers for the other.
+        if constexpr (ROWS <= 2 * PANELS) {
+            Vec own[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            const Vec input = broadcast(x[r * x_stride + k]);
+            for (int r = 0; r < ROWS; r++) own[r] = broadcast(x[r * x_stride + k]);
 #pragma GCC unroll 8
             for (int p = 0; p < PANELS; p++) {
-                s[r][p][0] += input * weights[p][0];
-                s[r][p][1] += input * weights[p][1];
+                Vec first, second;
+                load_panel_row(w[p] + k * w_stride, first, second);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++) s[r][p][0] += own[r] * first;
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++) s[r][p][1] += own[r] * second;
+            }
+        } else {
+            Vec weights[PANELS][2];
+#pragma GCC unroll 8
+            for (int p = 0; p < PANELS; p++) load_panel_row(w[p] + k * w_stride, weights[p][0], weights[p][1]);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) {
+                const Vec own = broadcast(x[r * x_stride + k]);
+#pragma GCC unroll 8
+                for (int p = 0; p < PANELS; p++) s[r][p][0] += own * weights[p][0], s[r][p][1] += own * weights[p][1];
             }
         }
     }
