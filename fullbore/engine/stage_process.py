@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -261,7 +262,8 @@ def _start_heartbeat(stage: Stage) -> None:
     sender = stage.link.new_sender()
 
     def beat() -> None:
-        sender.send(encode(Heartbeat(setup.stage, stage.step_since_ns)))
+        with suppress(zmq.ZMQError):  # the sockets are closed already, the process is about to end
+            sender.send(encode(Heartbeat(setup.stage, stage.step_since_ns)))
 
     def clean_up() -> None:
         run_dir.remove(setup.run_dir)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fullbore.explain.facts import Fact, Source
 from fullbore.explain.situation import Situation
-from fullbore.explain.source import Place, SourceError, open_package, study
+from fullbore.explain.source import Certainty, Place, SourceError, open_package, study
+from fullbore.explain.source.package import is_test
 from fullbore.explain.verdicts import Judgement
 
 _MOST_PLACES = 8
@@ -47,8 +48,13 @@ def add_proof(s: Situation, judgement: Judgement, package: str | None) -> None:
             if package is not None:
                 raise
             continue  # not installed here, or a release without this setting
-        telling = [place for place in found.places if place.role in _TELLING]
+        telling = [place for place in found.places if _is_telling(place)]
         finding.proof = [_fact(place, f"{found.package} {found.version}") for place in telling[:_MOST_PLACES]]
+
+
+def _is_telling(place: Place) -> bool:
+    """It is this setting for certain, decides something, and is part of what serves."""
+    return place.role in _TELLING and place.certainty is Certainty.CERTAIN and not is_test(place.file)
 
 
 def _fact(place: Place, release: str) -> Fact:

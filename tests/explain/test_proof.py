@@ -35,6 +35,16 @@ class Scheduler:
         self.launch()
 """
 
+OTHER = """
+class Ring:
+    def __init__(self):
+        self.pp_async_batch_depth = 2
+
+def wait(thing):
+    if thing.pp_async_batch_depth > 3:
+        pass
+"""
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
@@ -50,6 +60,15 @@ def test_lines_are_cited(package: Path) -> None:
     cited = {(fact["file"].rsplit("/")[-1], fact["line"], fact["value"]) for fact in proof}
     assert ("loop.py", 10, "guards") in cited
     assert ("loop.py", 7, "sizes") in cited
+
+
+def test_only_what_serves_is_cited(package: Path) -> None:
+    """Neither the package's own tests nor an object that merely has an attribute of the same name."""
+    (package / "tests").mkdir()
+    (package / "tests" / "test_loop.py").write_text(LOOP)
+    (package / "other.py").write_text(OTHER)
+    proof = explain([CASE], package=str(package)).answer["verdicts"][0]["proof"]
+    assert {fact["file"].rsplit("/")[-1] for fact in proof} == {"loop.py"}
 
 
 def test_cited_in_the_text(package: Path) -> None:

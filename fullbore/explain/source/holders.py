@@ -78,7 +78,7 @@ class Holders:
     def _by_convention(self, module: Module, receiver: ast.expr, known: dict[Definition, Reach]) -> Reach | None:
         """An object named after its class: `server_args` is a ServerArgs."""
         named = [cls for cls in known if snake_case(cls.name) == terminal_name(receiver).strip("_")]
-        namesakes = {other for cls in named for other in self._index.definitions(cls.name)}
+        namesakes = list(dict.fromkeys(other for cls in named for other in self._index.definitions(cls.name)))
         if len(namesakes) > 1:  # the nearest by folder
             nearest = max(namesakes, key=lambda cls: _shared_folders(cls.module.path, module.path))
             named = [cls for cls in named if cls == nearest]
@@ -103,7 +103,8 @@ class Holders:
 
     def stores(self, cls: Definition, attribute: str) -> list[tuple[Module, ast.AST]]:
         """Assignments to the attribute in the modules of the class's family."""
-        modules = dict.fromkeys(relative.module for relative in self._index.family(cls))
+        family = sorted(self._index.family(cls), key=_position)
+        modules = dict.fromkeys(relative.module for relative in family)
         return [
             (module, node)
             for module in modules

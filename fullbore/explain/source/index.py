@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from fullbore.explain.source.module import Function, Module, Scope
 from fullbore.explain.source.package import Package
 
 WORD_BYTES = {bytes([code]) for code in b"_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+
+_IDENTIFIER = re.compile(rb"\w+")  # of bytes: ASCII letters, digits and underscores
+_WORDS_WITHOUT_TABLE = 100
 
 
 class Definition(NamedTuple):
@@ -35,6 +39,7 @@ class Index:
         self._all_paths: dict[str, list[str]] = {}
         self._modules: dict[str, Module | None] = {}
         self._paths_with: dict[str, list[str]] = {}
+        self._table: defaultdict[bytes, list[str]] = defaultdict(list)
         self._definitions: dict[str, list[Definition]] = {}
         self._bases: dict[Definition, list[Definition]] = {}
         self._children: dict[Definition, list[Definition]] = {}
@@ -55,18 +60,27 @@ class Index:
     def paths_with(self, word: str) -> list[str]:
         """Files in whose text `word` occurs as a whole identifier, sorted."""
         if word not in self._paths_with:
-            name = word.encode()
-            self._paths_with[word] = sorted(path for path, data in self.files.items() if has_word(data, name))
+            self._paths_with[word] = self._look_up(word.encode())
         return self._paths_with[word]
+
+    def _look_up(self, word: bytes) -> list[str]:
+        """A few words are looked for in the text of every file; with many, a table of all words is soon cheaper."""
+        if len(self._paths_with) < _WORDS_WITHOUT_TABLE or not _IDENTIFIER.fullmatch(word):
+            return sorted(path for path, data in self.files.items() if has_word(data, word))
+        if not self._table:
+            for path in sorted(self.files):
+                for each in set(_IDENTIFIER.findall(self.files[path])):
+                    self._table[each].append(path)
+        return list(self._table.get(word, ()))
 
     def narrow(self, word: str, hints: set[str]) -> None:
         """From now on `word` is looked for only in files with one of `hints` in them, or of an earlier call's."""
-        self._all_paths.setdefault(word, self.paths_with(word))
+        kept = set(self._paths_with[word]) if word in self._all_paths else set()
+        every = self._all_paths.setdefault(word, self.paths_with(word))
+        new_texts = [hint.encode() for hint in (hints - self._hints if kept else self._hints | hints)]
         self._hints |= hints
-        texts = [hint.encode() for hint in self._hints]
-        every = self._all_paths[word]
-        kept = [path for path in every if any(text in self.files[path] for text in texts)]
-        self._paths_with[word] = kept
+        kept |= {path for path in every if path not in kept and any(text in self.files[path] for text in new_texts)}
+        self._paths_with[word] = [path for path in every if path in kept]
         self.narrowed = f"{word} is in {len(every)} files; only the {len(kept)} that also mention its class were read."
 
     def modules_with(self, word: str) -> Iterator[Module]:

@@ -16,6 +16,22 @@ TREE_NODES = (
     *(ast.comprehension, ast.match_case, ast.pattern),
 )
 
+
+def _concrete(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _concrete(below)
+
+
+# Fields of each type of node that can hold such nodes.
+_CHILD_FIELDS = {
+    kind: tuple(
+        field for field in kind._fields if field not in ("ctx", "op", "ops", "type_comment", "id", "attr", "kind")
+    )
+    for each in TREE_NODES
+    for kind in _concrete(each)
+}
+
 # The identifier (or text) that a node of each type carries.
 NAMING_FIELD = {
     ast.Name: "id",
@@ -46,23 +62,33 @@ class Module:
         self._read_tree()
 
     def _read_tree(self) -> None:
+        parent, named = self.parent, self.named
         stack: list[ast.AST] = [self.tree]
         while stack:
             node = stack.pop()
-            for child in _children(node):
-                self.parent[child] = node
-                stack.append(child)
-            field = NAMING_FIELD.get(type(node))
-            if field is not None:
-                self.named[getattr(node, field)].append(node)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.named[node.value].append(node)
+            kind = node.__class__
+            for field in _CHILD_FIELDS[kind]:  # written out, since most of the time of a study passes here
+                value = getattr(node, field, None)
+                for child in value if value.__class__ is list else (value,):
+                    if child.__class__ in _CHILD_FIELDS:
+                        parent[child] = node
+                        stack.append(child)
+            naming_field = NAMING_FIELD.get(kind)
+            if naming_field is not None:
+                named[getattr(node, naming_field)].append(node)
+                if isinstance(node, Scope):
+                    self._read_scope(node)
+            elif isinstance(node, ast.Constant):
+                if isinstance(node.value, str):
+                    named[node.value].append(node)
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 self._read_import(node)
-            if isinstance(node, ast.ClassDef):
-                self.classes.append(node)
-            if isinstance(node, Scope) and self.scope(node) is None:
-                self.top[node.name] = node
+
+    def _read_scope(self, node: Scope) -> None:
+        if isinstance(node, ast.ClassDef):
+            self.classes.append(node)
+        if self.scope(node) is None:
+            self.top[node.name] = node
 
     def _read_import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -138,17 +164,6 @@ class Module:
             text = " ".join(line.strip().decode(errors="replace") for line in lines)
             text = text.replace("( ", "(").replace(" )", ")") if first != last else text
         return text if not limit or len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _children(node: ast.AST) -> Iterator[ast.AST]:
-    for field in node._fields:
-        value = getattr(node, field, None)
-        if value.__class__ is list:
-            for item in value:
-                if isinstance(item, TREE_NODES):
-                    yield item
-        elif isinstance(value, TREE_NODES):
-            yield value
 
 
 def _is_outside(scope: Scope, child: ast.AST) -> bool:
