@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # A layer's norms, rotary embedding, attention over the cache and launches take time that its weights do not show,
 # expressed here as bytes that could be read meanwhile. It matters for small models only: the head of SmolLM2-135M has
-# as many weights as 8 of its layers, but takes as long as 5 to 7 of them.
-LAYER_OVERHEAD_BYTES = 10_000_000
+# as many weights as 8 of its layers, but takes as long as 6 to 7 of them (native backend, 1 to 32 requests).
+LAYER_OVERHEAD_BYTES = 4_000_000
 
 DECODE_TOKENS = 8  # tokens in a typical decode micro-batch: how many experts a step reads depends on it
 
