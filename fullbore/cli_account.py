@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +25,10 @@ def record(
     ] = None,
 ) -> None:
     """Record what driver and stages of a running server do, each micro-batch and each wait."""
+    from rich.progress import TextColumn
+
     from fullbore.collect.timeline import TimelineRecorder, TimelineSource
+    from fullbore.progress import WorkProgress
     from fullbore.telemetry.perfetto import chrome_trace
     from fullbore.telemetry.recording import write_timeline, write_whole
 
@@ -39,8 +40,11 @@ def record(
     recorder = TimelineRecorder(source)
     failure: RecordingError | None = None
     try:
-        with _progress(seconds) as on_progress, suppress(KeyboardInterrupt):
-            recorder.record(seconds, on_progress)
+        count = TextColumn("{task.completed:.1f} of {task.total:g} s")
+        plain = f"Recording for {seconds:g} s; Ctrl-C ends it earlier."
+        bar = WorkProgress("Recording", total=seconds, count=count, plain=plain)
+        with bar as progress, suppress(KeyboardInterrupt):
+            recorder.record(seconds, progress.update)
     except RecordingError as error:
         failure = error
     source.close()
@@ -75,26 +79,3 @@ def account(
     else:
         title = f"{path.name}: {timeline.model or 'unnamed model'}, "
         print_account(document, title, Console(width=WIDTH, highlight=False, markup=False, emoji=False))
-
-
-@contextmanager
-def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error where that is a terminal, a line elsewhere."""
-    if not sys.stderr.isatty():
-        has_begun = False
-
-        def begin(recorded_s: float) -> None:
-            nonlocal has_begun
-            if not has_begun:
-                print(f"Recording for {seconds:g} s; Ctrl-C ends it earlier.", file=sys.stderr)
-            has_begun = True
-
-        yield begin
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("Recording"), BarColumn(), TextColumn("{task.completed:.1f} of {task.total:g} s"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=seconds)
-        yield lambda recorded_s: bar.update(task, completed=recorded_s)

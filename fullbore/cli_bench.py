@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,16 +96,21 @@ async def _measure(
 ) -> None:
     from fullbore.bench.sweep import calibrate, run
     from fullbore.bench.target import find_target
+    from fullbore.progress import WorkProgress
 
     target = await find_target(url, model, api_key, is_chat=is_chat, timeout_s=sweep.request_timeout_s)
     if not target.knows_ignore_eos:
         print("The server does not know ignore_eos: outputs may end early.", file=sys.stderr)
     sweep = await calibrate(sweep, target)
-    with _progress(len(sweep.levels)) as (on_progress, next_level):
+    with WorkProgress("warming up") as progress:
+
+        def on_progress(ended: int, total: int, errors: int) -> None:
+            failed = f", {errors} failed" if errors else ""
+            progress.update(ended, total, f"level {len(levels) + 1} of {len(sweep.levels)}{failed}")
+
         async for level in run(sweep, target, on_progress):
             levels.append(level)
             on_level()
-            next_level()
 
 
 def _show(levels: list[Level], json_file: Path | None, html: Path | None, url: str) -> None:
@@ -151,26 +155,3 @@ def _numbers(name: str, text: str, kind: type[int] | type[float]) -> tuple:  # t
     if not values or not all(0 < value < float("inf") for value in values):
         raise ConfigError(f"--{name} must be positive numbers such as 1,8,32, got {text!r}.")
     return values
-
-
-@contextmanager
-def _progress(num_levels: int) -> Iterator[tuple[Callable[[int, int, int], None], Callable[[], None]]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    done = 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"level 1 of {num_levels}")
-
-        def on_progress(ended: int, total: int, errors: int) -> None:
-            failed = f", {errors} failed" if errors else ""
-            progress.update(task, completed=ended, total=total, description=f"level {done + 1} of {num_levels}{failed}")
-
-        def next_level() -> None:
-            nonlocal done
-            done += 1
-            progress.reset(task)
-
-        yield on_progress, next_level

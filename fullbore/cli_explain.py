@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +37,15 @@ def explain(
     Exit code: 0 nothing is wrong, 1 something to fix, 3 not enough evidence, 4 unreadable evidence.
     """
     from rich.console import Console
+    from rich.progress import TextColumn
 
     from fullbore.explain.report.html import page
     from fullbore.explain.report.text import WIDTH, print_answer
     from fullbore.explain.run import explain as run
+    from fullbore.progress import WorkProgress
 
-    with _progress() as on_file:
-        explanation = run(paths, on_file, package)
+    with WorkProgress("Reading evidence", count=TextColumn("")) as progress:
+        explanation = run(paths, lambda name: progress.update(0, what=f"Reading {name}"), package)
     if html is not None:
         try:
             html.write_text(page(explanation.situation, explanation.answer), encoding="utf-8")
@@ -57,15 +56,3 @@ def explain(
     else:
         print_answer(explanation.answer, Console(width=WIDTH, highlight=False, markup=False, emoji=False))
     raise typer.Exit(explanation.exit_code)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None] | None]:
-    """The file being read, on standard error where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("Reading evidence") as status:
-        yield lambda name: status.update(f"Reading {name}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,10 +131,11 @@ def plan(
 def _predict(scenario: Scenario, layout: Layout, calibrate: Path | None, html: Path | None, as_json: bool) -> None:
     """One layout."""
     from fullbore.plan.report import evaluation_text
+    from fullbore.progress import WorkProgress
 
-    with _progress(as_json) as on_progress:
-        scenario, covariance = _calibrated(scenario, layout, calibrate, on_progress)
-        rows = _evaluate(scenario, layout, covariance, on_progress)
+    with WorkProgress("", is_shown=not as_json) as progress:
+        scenario, covariance = _calibrated(scenario, layout, calibrate, progress.update)
+        rows = _evaluate(scenario, layout, covariance, progress.update)
     if html is not None and not isinstance(rows[0], dict):
         _write_page(html, scenario, rows, rows[-1], [])
     if as_json:
@@ -151,9 +150,10 @@ def _compare(scenario: Scenario, layout: Layout, slo: Slo, html: Path | None, as
     """All layouts. `layout` has what they have in common."""
     from fullbore.plan.report import search_text
     from fullbore.plan.search import search
+    from fullbore.progress import WorkProgress
 
-    with _progress(as_json) as on_progress:
-        result = search(scenario, layout, slo, on_progress)
+    with WorkProgress("", is_shown=not as_json) as progress:
+        result = search(scenario, layout, slo, progress.update)
     if html is not None:
         unfit = [f"does not fit: {each.layout.name}: {each.problem}" for each in result.unfit]
         _write_page(html, scenario, result.predictions, result.pick, unfit)
@@ -334,18 +334,3 @@ def _write_page(
 def _print_json(rows: list[Any]) -> None:
     plain = [row if isinstance(row, dict) else row.to_json() for row in rows]
     print(json.dumps(plain, indent=1))
-
-
-@contextmanager
-def _progress(is_quiet: bool) -> Iterator[OnProgress]:
-    """A progress bar on standard error, where that is a terminal."""
-    if is_quiet or not sys.stderr.isatty():
-        yield lambda done, total, what: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

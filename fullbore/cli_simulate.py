@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,8 +59,9 @@ def simulate(
 
 def _run(settings: SimulationSettings, record_until_s: float) -> SimulationResult:
     from fullbore.plan.simulate import simulate as run
+    from fullbore.progress import WorkProgress
 
-    with _progress() as on_progress:
+    with WorkProgress("Requests") as progress:
         try:
             return run(
                 settings.pipeline(),
@@ -72,7 +70,7 @@ def _run(settings: SimulationSettings, record_until_s: float) -> SimulationResul
                 is_probed=not settings.no_probe,
                 learns=not settings.no_learning,
                 record_until_s=record_until_s,
-                on_progress=on_progress,
+                on_progress=progress.update,
             )
         except RequestError as error:
             raise ConfigError(f"{error} Give more --kv-blocks, or shorter requests.") from None
@@ -92,18 +90,3 @@ def _write_png(path: Path, result: SimulationResult, start_s: float, end_s: floa
         write_timeline(path, result, start_s, end_s)
     except (OSError, ValueError) as error:  # ValueError: no picture format
         raise ConfigError(f"--png {path} cannot be written: {error}") from None
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

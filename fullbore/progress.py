@@ -9,6 +9,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -90,6 +91,59 @@ class RequestProgress:
         self._bar.update(self._task, advance=1, tokens_per_s=num_tokens / elapsed_s if elapsed_s else 0.0)
 
     def __enter__(self) -> RequestProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+class WorkProgress:
+    """How far a command's own work has come: one bar, gone at the end. A context manager.
+
+    Args:
+        what: what is being done; `update` may say something else.
+        total: how much there is to do, as far as it is known yet.
+        count: the column that says how much is done.
+        plain: printed with the first step where there is no terminal.
+        is_shown: False: nothing is shown anywhere.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        total: float | None = None,
+        count: ProgressColumn | None = None,
+        plain: str = "",
+        is_shown: bool = True,
+    ) -> None:
+        self._console = Console(stderr=True)
+        is_drawn = is_shown and self._console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            count or MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not is_drawn,
+        )
+        self._task = self._bar.add_task(what, total=total)
+        self._plain = plain if is_shown and not is_drawn else ""
+
+    def update(self, done: float, total: float | None = None, what: str | None = None) -> None:
+        """`done` of `total`; None: as before."""
+        if self._plain:
+            self._console.print(self._plain, highlight=False, markup=False, soft_wrap=True)
+            self._plain = ""
+        if done < self._bar.tasks[0].completed:  # the next piece of work, with a time of its own
+            self._bar.reset(self._task)
+        self._bar.update(self._task, completed=done, total=total, description=what)
+
+    def __enter__(self) -> WorkProgress:
         self._bar.start()
         return self
 

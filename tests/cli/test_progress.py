@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from fullbore.engine.messages import LoadProgress
-from fullbore.progress import RequestProgress, StartProgress
+from fullbore.progress import RequestProgress, StartProgress, WorkProgress
 
 STEPS = [
     LoadProgress(-1, "downloading Model.gguf", 0, 90_000_000),
@@ -57,3 +57,24 @@ def test_requests_done(capsys) -> None:  # type: ignore[no-untyped-def]
     with RequestProgress(2, is_shown=False) as progress:
         progress.advance(10)
     assert capsys.readouterr().err == ""
+
+
+def test_work_on_a_terminal(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich: as if standard error were a terminal
+    with WorkProgress("level 1") as progress:
+        progress.update(7, 7)
+        progress.update(3, 7, "level 2")  # the next piece of work
+    shown = capsys.readouterr().err
+    assert "level 2" in shown
+    assert "3/7" in shown
+    with WorkProgress("level 1", plain="measuring", is_shown=False) as progress:
+        progress.update(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_work_elsewhere_is_one_line(capsys) -> None:  # type: ignore[no-untyped-def]
+    with WorkProgress("Recording", total=10, plain="Recording for 10 s.") as progress:
+        assert capsys.readouterr().err == "", "nothing has begun"
+        progress.update(1)
+        progress.update(2)
+    assert capsys.readouterr().err == "Recording for 10 s.\n"
