@@ -119,7 +119,8 @@ def servers(model: Path, gguf: Path, vllm: str | None, llama_cpp: str | None) ->
     ]
     if vllm:
         serve = [
-            *(str(Path(vllm).parent / "vllm"), "serve", str(model), "--port", "PORT", "--max-model-len", "2048"),
+            *(vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", "PORT"),
+            *("--max-model-len", "2048"),
             *("--dtype", "bfloat16" if _has_avx512() else "float32", "--max-num-seqs", "64"),
         ]
         env = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0|1", "HF_HUB_OFFLINE": "1"}

@@ -11,7 +11,7 @@ import typer
 
 from fullbore.config import flag
 
-ALIASES = {"pp_size": ["--pipeline-parallel-size"]}
+ALIASES = {"pp_size": ["--pipeline-parallel-size"], "tokenizer_path": ["--tokenizer"]}
 ENVIRONMENT = {"api_key": "FULLBORE_API_KEY"}
 ARGUMENTS = frozenset({"model"})  # given without a flag
 

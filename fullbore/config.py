@@ -24,6 +24,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     model: Annotated[str, _doc("Hugging Face folder or hub id, GGUF file, or the built-in smollm2-135m-instruct.")] = (
         DEFAULT_MODEL
     )
+    tokenizer_path: Annotated[str | None, _doc("Folder with the tokenizer, where that is not the model's own.")] = None
     pp_size: Annotated[int, _doc("Pipeline stages: the model is cut by layers into this many processes.")] = 1
     pp_async_batch_depth: Annotated[
         int | Literal["auto"], _doc("Micro-batches in flight beyond pp_size; 'auto' uses what pays.")

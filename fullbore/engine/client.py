@@ -102,7 +102,8 @@ class EngineClient:
         Args:
             on_progress: called with every step of loading (stage -1: fetching the model).
             cancelled: set it from another thread to give up.
-            on_model: called with the model's folder before its weights are loaded; what it raises ends the start.
+            on_model: called with the folder of the model's tokenizer before weights are loaded; what it raises ends the
+                start.
 
         Raises:
             FullboreError: the subclass that fits, with one sentence; nothing is left running.
@@ -131,7 +132,7 @@ class EngineClient:
                     if on_progress is not None:
                         on_progress(message)
                 elif isinstance(message, ModelFound) and on_model is not None:
-                    on_model(message.path)
+                    on_model(message.tokenizer_path)
             if not messages:
                 self.check_driver()
             if self.dead is not None:

@@ -243,11 +243,12 @@ def run(setup: DriverSetup, links: Links) -> None:
         links.send(LoadProgress(-1, what, done_bytes, total_bytes))
 
     placement = place_model(setup.config, report)
-    links.send(ModelFound(placement.path))
+    tokenizer_path = setup.config.tokenizer_path or placement.path
+    links.send(ModelFound(tokenizer_path))
     supervisor = start_stages(setup.config, placement, setup.run_dir, links)
     try:
         start_up = StartUp(setup.config, links, supervisor)
-        grammars = GrammarQueue(GrammarCompiler(placement.path, placement.vocab_size, placement.eos_token_ids))
+        grammars = GrammarQueue(GrammarCompiler(tokenizer_path, placement.vocab_size, placement.eos_token_ids))
         driver = Driver(bring_up(setup.config, placement, start_up), links, supervisor, grammars)
         start_up.wait_until(lambda: grammars.is_loaded)
         supervisor.is_serving = True

@@ -200,7 +200,7 @@ class EngineInfo(Struct, tag=True):
 class ModelFound(Struct, tag=True):
     """The model is on this machine; its weights are about to be loaded."""
 
-    path: str  # a Hugging Face folder
+    tokenizer_path: str  # the folder whose tokenizer belongs to it
 
 
 class LoadProgress(Struct, tag=True):

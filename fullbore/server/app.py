@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from fullbore import __version__
-from fullbore.server import chat, completions, docs_page, errors, info, timeline, tokens
+from fullbore.server import chat, completions, dashboard, docs_page, errors, info, timeline, tokens
 from fullbore.server.auth import RequireApiKey
 from fullbore.server.request_log import HEADER, RequestLog
 from fullbore.server.state import ServerState
@@ -24,7 +24,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     errors.install(app)
-    for module in (completions, chat, tokens, info, timeline, docs_page):
+    for module in (completions, chat, tokens, info, timeline, dashboard, docs_page):
         app.include_router(module.router)
     # The last one added is the first to see a request.
     if config.api_key is not None:

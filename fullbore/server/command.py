@@ -78,6 +78,7 @@ def _print_ready(state: ServerState, sock: socket.socket) -> None:
         f"fullbore {__version__} serves {state.model_name}: {_describe(state.engine.info)}",
         f"API:  {url}/v1  (OpenAI-compatible)",
         f"Docs: {url}/docs" + (" (needs the API key)" if state.config.api_key else ""),
+        f"Live: {url}/dashboard",
         "Try:",
         f"  {_curl(state, url)}",
         "Stop with Ctrl-C.",
