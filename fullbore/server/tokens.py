@@ -7,8 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import Field
+from starlette.responses import Response
 
 from fullbore.server.body import JsonRoute
+from fullbore.server.connection import document_response
 from fullbore.server.errors import ApiError
 from fullbore.server.functions import OffersTools
 from fullbore.server.messages import Message, conversation
@@ -40,8 +42,8 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[TokenIds, Field(description="Token ids.")]
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, state: State) -> Tokenized:
+@router.post("/tokenize", responses={200: {"model": Tokenized}})
+async def tokenize(body: TokenizeRequest, state: State) -> Response:
     """The token ids of a text, or of a conversation as the model gets it."""
     state.check_model(body.model)
     refuse_unsupported(body.model_extra or {})
@@ -52,7 +54,7 @@ async def tokenize(body: TokenizeRequest, state: State) -> Tokenized:
     return await asyncio.to_thread(_tokenize, body, state)
 
 
-def _tokenize(body: TokenizeRequest, state: ServerState) -> Tokenized:
+def _tokenize(body: TokenizeRequest, state: ServerState) -> Response:
     tokenizer, info = state.tokenizer, state.engine.info
     text, add_special_tokens = body.prompt, body.add_special_tokens is not False
     if body.messages is not None:
@@ -60,12 +62,13 @@ def _tokenize(body: TokenizeRequest, state: ServerState) -> Tokenized:
         text = format_chat(tokenizer, messages, tools, add_generation_prompt=body.add_generation_prompt)
         add_special_tokens = bool(body.add_special_tokens)
     token_ids = encode_text(tokenizer, text or "", info, add_special_tokens)
-    return Tokenized(
+    document = Tokenized(
         count=len(token_ids),
         max_model_len=info.context_length,
         tokens=token_ids,
         token_strs=tokenizer.tokens(token_ids) if body.return_token_strs else None,
     )
+    return document_response(document)
 
 
 @router.post("/detokenize")
