@@ -2,16 +2,11 @@
 
 A stage is `compute`, `host` (preparation, sampling, sending) or waiting. Each wait is explained by the chain of binding
 predecessors that ends with it: what had to happen, one thing after the other, before the stage could go on. Walking it
-back for one round of the pipeline gives transfers H, the driver's share C (result back, decision, plan out) and steps
-of micro-batches on stages. With m micro-batches in flight, μ_q the mean step of stage q and U what the chain's steps
-take beyond the means, a round lasts
-
-    λ = max( Σ μ_q + U + H + C ,  m · max μ_q )         of which stage i idles         1 - m · μ_i / λ
-
-What a cause is worth is how much less that is without it (H, C or U = 0, all μ equal, m = P), averaged over
-taking it away first and taking it away last. The wait is divided in these proportions. What missing micro-batches are
-missing for (`memory`, `few-requests`, `packed`) is said by the scheduler's state. Where there is no full round (the
-pipe fills), the chain's own parts are the proportions. `docs/accounting.md` shows each cause in a picture.
+back for one round of the pipeline gives transfers, the driver's share (result back, decision, plan out) and steps of
+micro-batches on stages. A formula (`telemetry/round.py`) says what each cause is worth in such a round; the wait is
+divided in these proportions. What missing micro-batches are missing for (`memory`, `few-requests`, `packed`) is said by
+the scheduler's state. Where there is no full round (the pipe fills), the chain's own parts are the proportions.
+`docs/accounting.md` has the rules, and shows each cause in a picture.
 """
 
 from __future__ import annotations
@@ -23,25 +18,18 @@ from itertools import accumulate
 
 from msgspec import Struct
 
+from fullbore.telemetry.round import Round
 from fullbore.telemetry.spans import DriverRecord, StageRecord
 
 CAUSES = (
-    "compute",
-    "host",
-    "transfer",
-    "control",
-    "no-requests",
-    "memory",
-    "few-requests",
-    "packed",
-    "depth",
-    "uneven",
-    "imbalance",
-    "fill-drain",
-)
+    "compute", "host", "transfer", "control", "no-requests", "memory",
+    "few-requests", "packed", "depth", "uneven", "imbalance", "fill-drain",
+)  # fmt: skip
 BUSY = ("compute", "host")
 
-_TAIL = 0.05  # a wait this short against the step after it, for data sent while the stage was busy: it was not waiting
+_TAIL_SHARE = (
+    0.05  # a wait this short against the step after it, for data sent while the stage was busy: it was not waiting
+)
 
 
 class Recording(Struct, frozen=True):
@@ -165,7 +153,7 @@ class _Pipeline:
                 r.compute_end_ns,
                 end_ns,
                 leaves_ns,
-                sent_ns <= free_ns and available_ns - free_ns <= _TAIL * (end_ns - r.compute_start_ns),
+                sent_ns <= free_ns and available_ns - free_ns <= _TAIL_SHARE * (end_ns - r.compute_start_ns),
             )
             free_ns = end_ns
         return steps
@@ -200,7 +188,7 @@ class _Pipeline:
         return self.order[step.stage][position - 1] if position else None
 
     def work_since(self, stage: int, begin_ns: int, end_ns: int) -> int:
-        """How long the stage worked in [begin, end), where `end` is the start of one of its waits' ends."""
+        """How long the stage worked in [begin, end), where `end` is no moment inside one of its steps."""
         starts, order = self._starts[stage], self.order[stage]
         last = bisect_right(starts, end_ns - 1)
         first = bisect_right(starts, begin_ns)
@@ -341,51 +329,6 @@ def _in_round(pipeline: _Pipeline, launch: DriverRecord | None) -> int:
     return max(launch.in_flight, 1) if launch is not None else pipeline.pp_size
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """One round of the pipe in the terms of the module's docstring, seen from one stage."""
-
-    micro_batches: int
-    transfer_ns: float
-    control_ns: float
-    uneven_ns: float
-    means_ns: tuple[float, ...]
-    own_ns: float
-
-    def idle(self, faults: frozenset[str]) -> float:
-        """The fraction of the round in which the stage waits, if of its faults only these remain."""
-        latency_ns = sum_ns = sum(self.means_ns)
-        if "transfer" in faults:
-            latency_ns += self.transfer_ns
-        if "control" in faults:
-            latency_ns += self.control_ns
-        if "uneven" in faults:
-            latency_ns += self.uneven_ns
-        slowest_ns = own_ns = sum_ns / len(self.means_ns)
-        if "imbalance" in faults:
-            slowest_ns, own_ns = max(self.means_ns), self.own_ns
-        micro_batches = self.micro_batches if "missing" in faults else max(self.micro_batches, len(self.means_ns))
-        return 1 - micro_batches * own_ns / max(latency_ns, micro_batches * slowest_ns, 1.0)
-
-
-_FAULTS = ("transfer", "control", "uneven", "imbalance", "missing")
-_ALL: frozenset[str] = frozenset(_FAULTS)
-_NONE: frozenset[str] = frozenset()
-_ONLY = {fault: frozenset([fault]) for fault in _FAULTS}
-_ALL_BUT = {fault: _ALL - _ONLY[fault] for fault in _FAULTS}
-
-
-def _worth(pipe_round: _Round) -> dict[str, float]:
-    """How much of the round's idle time each fault is worth: mean of removing it first and removing it last."""
-    actual, ideal = pipe_round.idle(_ALL), pipe_round.idle(_NONE)
-    worth = {}
-    for fault in _FAULTS:
-        saved_first = actual - pipe_round.idle(_ALL_BUT[fault])
-        saved_last = pipe_round.idle(_ONLY[fault]) - ideal
-        worth[fault] = max((saved_first + saved_last) / 2, 0.0)
-    return worth
-
-
 def _weights(pipeline: _Pipeline, waiting: _Step, chain: _Chain) -> dict[str, float]:
     """The causes of the wait before `waiting`, in proportion."""
     state = pipeline.state_at(waiting.available_ns)
@@ -395,7 +338,7 @@ def _weights(pipeline: _Pipeline, waiting: _Step, chain: _Chain) -> dict[str, fl
     own_ns = means[waiting.stage]
     uneven_ns = sum(part * (step.end_ns - step.start_ns - means[step.stage]) for step, part in chain.steps)
     if chain.is_round:
-        worth = _worth(_Round(in_round, chain.transfer_ns, chain.control_ns, max(uneven_ns, 0.0), means, own_ns))
+        worth = Round(in_round, chain.transfer_ns, chain.control_ns, max(uneven_ns, 0.0), means, own_ns).worth()
     else:
         worked_ns = pipeline.work_since(waiting.stage, chain.begin_ns, waiting.available_ns)
         worth = {
