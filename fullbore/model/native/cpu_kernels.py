@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from fullbore.model.kv_cache import KVCache
 from fullbore.model.native.kernels import AttentionWeights, Linear, Rotary
@@ -28,6 +27,7 @@ _HUGE_PAGE_BYTES = 2 * 2**20
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
     "fb_set_threads": [_INT],
+    "fb_pack": [_POINTER, _INT, _LONG, _LONG, _INT, _POINTER],
     "fb_linear": [_POINTER, _LONG, _POINTER, _INT, _POINTER, *[_LONG] * 2, _INT, _POINTER],
     "fb_rows_of_packed": [_POINTER, _INT, _LONG, _POINTER, _LONG, _POINTER],
     "fb_read": [_POINTER, _LONG],
@@ -136,26 +136,25 @@ class CpuKernels:
     def pack(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool = False, in_rows: bool = False
     ) -> Linear:
-        """Into panels [panels, inputs, 2 * lanes] of two vectors of outputs each; in a gated layer of gates and ups."""
-        halves = 2 if is_gated else 1
-        outputs, inputs = weight.shape[0] // halves, weight.shape[1]
-        panels = self._num_panels(outputs, is_gated)
-        num_missing = panels * 2 * self._lanes // halves - outputs  # in the last panel
-        rows = pad(weight.view(halves, outputs, inputs), (0, 0, 0, num_missing))
-        rows = rows.view(halves, panels, -1, inputs).transpose(0, 1).reshape(panels, 2, self._lanes, inputs)
+        """Into panels of two vectors of outputs each, in a gated layer of gates and ups; see linear.h."""
+        outputs, inputs = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
+        num_panels = self._num_panels(outputs, is_gated)
         num_bytes = self.packed_bytes(outputs, inputs, weight.dtype, is_gated=is_gated)
-        packed = self._arena[self._arena_used_bytes :][:num_bytes].view(weight.dtype)[: rows.numel()]
+        room = self._arena[self._arena_used_bytes :][:num_bytes]
         self._arena_used_bytes += num_bytes
-        if (
-            weight.dtype == torch.bfloat16
-        ):  # a 32-bit word has one element of each vector, so that a shift makes it a float
-            packed.view(panels, inputs, self._lanes, 2).copy_(rows.permute(0, 3, 2, 1))
-        else:
-            packed.view(panels, inputs, 2, self._lanes).copy_(rows.permute(0, 3, 1, 2))
+        packed = room.view(weight.dtype)[: num_panels * inputs * 2 * self._lanes]
+        self._pack(weight, outputs, inputs, is_gated, packed)
         if bias is not None:
-            bias = pad(bias.float().view(halves, outputs), (0, num_missing))
-            bias = bias.view(halves, panels, -1).transpose(0, 1).reshape(-1).contiguous()
+            packed_bias = torch.empty(num_panels * 2 * self._lanes)
+            self._pack(bias.float(), outputs, 1, is_gated, packed_bias)
+            bias = packed_bias
         return Linear(packed, bias, outputs, inputs)
+
+    def _pack(self, weight: torch.Tensor, outputs: int, inputs: int, is_gated: bool, packed: torch.Tensor) -> None:
+        assert weight.is_contiguous()
+        self._library.fb_pack(
+            weight.data_ptr(), _TYPES[weight.dtype], outputs, inputs, int(is_gated), packed.data_ptr()
+        )
 
     def _num_panels(self, outputs: int, is_gated: bool) -> int:
         return -(-outputs // (self._lanes if is_gated else 2 * self._lanes))

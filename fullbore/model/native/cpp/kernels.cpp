@@ -45,6 +45,13 @@ void fb_set_threads(int num_threads) {
     pool.reset(num_threads > 1 ? new Pool(num_threads) : nullptr);
 }
 
+void fb_pack(const void* w, int type, int64_t outputs, int64_t inputs, int is_gated, void* packed) {
+    with_type(w, type, [&](auto weights) {
+        using Weight = std::remove_cv_t<std::remove_pointer_t<decltype(weights)>>;
+        pack(weights, int(outputs), inputs, is_gated, static_cast<Weight*>(packed));
+    });
+}
+
 // y[rows][outputs] from x[rows][inputs]; w is packed (linear.h). epilogue: enum Epilogue.
 void fb_linear(const float* x, int64_t rows, const void* w, int type, const float* bias, int64_t inputs,
                int64_t outputs, int epilogue, float* y) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "multiply.h"
@@ -99,5 +100,22 @@ struct Linear {
             parallel(panels, grain, [&](int begin, int end) { block(row, std::min(most_rows, rows - row), begin, end); });
     }
 };
+
+// Lays out w[outputs][inputs] in panels; of a gated layer, whose gates come first, gates beside their ups. Outputs that
+// are not there become zeros.
+template <typename Weight>
+void pack(const Weight* w, int outputs, int64_t inputs, bool is_gated, Weight* packed) {
+    const int width = is_gated ? LANES : PANEL;
+    parallel((outputs + width - 1) / width, 1, [&](int begin, int end) {
+        for (int panel = begin; panel < end; panel++)
+            for (int column = 0; column < PANEL; column++) {
+                const int output = panel * width + (is_gated ? column % LANES : column);
+                const int64_t row = is_gated && column >= LANES ? outputs + output : output;
+                const bool is_pair = std::is_same_v<Weight, bfloat16>;
+                Weight* to = packed + panel * inputs * PANEL + (is_pair ? column % LANES * 2 + column / LANES : column);
+                for (int64_t k = 0; k < inputs; k++) to[k * PANEL] = output < outputs ? w[row * inputs + k] : Weight{};
+            }
+    });
+}
 
 }  // namespace
