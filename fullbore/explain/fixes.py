@@ -21,12 +21,15 @@ def spread_over_micro_batches(s: Situation, in_flight: int) -> list[str]:
             f"http://HOST:PORT/set_internal_state -H 'Content-Type: application/json' -d '{live}'",
         ]
     if s.engine == "vllm":
-        limit = max(stages * in_flight, 2 * stages)
+        limit, now = max(stages * in_flight, 2 * stages), s.load.at_most
+        newer = "a release with the pipelined model runner (vllm#42187), which spreads decodes over pp_size steps"
+        if now is not None and now.number >= limit:
+            return [newer, f"more requests at once, up to the {show(now.number)} that {now.text} admits"]
         return [
             f"--max-num-seqs {limit}   (it limits all running requests, not one micro-batch: {in_flight} fit into "
             f"one, and the other {stages - 1} stages stay empty; with more running, they are divided over {stages} "
             "batches)",
-            "a release with the pipelined model runner (vllm#42187), which spreads decodes over pp_size steps",
+            newer,
         ]
     if s.engine == "fullbore":
         return ["--num-micro-batches auto --pp-max-micro-batch-size auto   (fullbore then spreads requests by itself)"]

@@ -33,7 +33,7 @@ def gpus_at_work(gpus: list[Gpu], count: int, replicas: int) -> list[Gpu]:
 
 def _visible(gpus: list[Gpu], settings: Settings) -> list[Gpu]:
     """In the order of CUDA_VISIBLE_DEVICES and the like; untouched where that does not fit the samples."""
-    indices = _listed(settings)
+    indices = listed_gpus(settings)
     if indices is None:
         return _from_first(gpus, settings)
     chosen = []
@@ -45,7 +45,7 @@ def _visible(gpus: list[Gpu], settings: Settings) -> list[Gpu]:
     return chosen
 
 
-def _listed(settings: Settings) -> list[int] | None:
+def listed_gpus(settings: Settings) -> list[int] | None:
     """`2,3`, or docker's `device=2,3`; one number alone only from a variable, elsewhere it is a count."""
     reading = settings.reading("visible_gpus")
     match = _LIST.fullmatch(str(reading.value).strip("'\" ")) if reading is not None else None

@@ -13,7 +13,7 @@ from fullbore.explain.evidence.notes import numbers_in
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.load import Load, read_load
 from fullbore.explain.progress import Progress, read_progress
-from fullbore.explain.serving_gpus import gpus_at_work, gpus_with_model
+from fullbore.explain.serving_gpus import gpus_at_work, gpus_with_model, listed_gpus
 from fullbore.explain.settings import Settings
 from fullbore.explain.speed import Speed, read_speed
 from fullbore.explain.trace_timeline import Timeline, build_timeline
@@ -25,6 +25,7 @@ LAYER_SPLIT_ENGINES = ("ollama", "llama.cpp", "transformers", "exllama")
 _TENSOR_SPLIT_MODES = ("row", "tensor", "graph", "attn")
 _LOAD_AS_PUBLISHED = ("sglang", "vllm", "fullbore", "transformers", "tensorrt-llm")
 _MOST_RANKS = 4096
+_CARD_NOTES = ("gpu", "gpu_name", "card", "hardware", "device", "gpus")
 
 
 @dataclass
@@ -156,12 +157,26 @@ def _version(evidence: Evidence) -> Fact | None:
 
 
 def gpu_count(s: Situation) -> int | None:
-    """GPUs in use: noted, or those seen with a share of the model."""
+    """GPUs in use: noted, seen with a share of the model, named in a list of devices, or noted by name."""
     note = s.evidence.notes.get("gpus") or s.evidence.notes.get("num_gpus") or s.evidence.notes.get("n_gpu")
     numbers = numbers_in(note.value) if note is not None else []
     if len(numbers) == 1 and 0 < numbers[0] < 10_000:
         return int(numbers[0])
-    return len(s.gpus) or None
+    return len(s.gpus) or len(listed_gpus(s.settings) or []) or len(_noted_cards(s)) or None
+
+
+def _noted_cards(s: Situation) -> list[str]:
+    """What a user calls the GPUs, one by one: "2x RTX 3090 + RTX 3060" -> three."""
+    note = next((s.evidence.notes[name] for name in _CARD_NOTES if name in s.evidence.notes), None)
+    if note is None or not isinstance(note.value, str):
+        return []
+    cards = []
+    for part in re.split(r"\s*\+\s*|,", note.value):
+        several = re.match(r"\s*(\d{1,2})\s*[x×]\s*(.+)", part)
+        name = several[2] if several else part
+        if device_named(name) is not None:
+            cards += [name] * (int(several[1]) if several else 1)
+    return cards
 
 
 def _parallelism(s: Situation) -> tuple[int, Fact | None]:
@@ -235,7 +250,7 @@ def _card(s: Situation) -> tuple[Device | None, Fact | None]:
     """The slowest of the cards, which a pipeline's pace depends on."""
     found = [(card, gpu.name, gpu.source) for gpu in s.gpus if (card := device_named(gpu.name)) is not None]
     for path, note in s.evidence.notes.items():
-        if path in ("gpu", "gpu_name", "card", "hardware", "device", "gpus") and isinstance(note.value, str):
+        if path in _CARD_NOTES and isinstance(note.value, str):
             for part in re.split(r"\s*\+\s*|,", note.value):
                 if (card := device_named(part)) is not None:
                     found.append((card, part, note.source))

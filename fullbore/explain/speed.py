@@ -128,7 +128,13 @@ def _step_ms(evidence: Evidence, load: Load) -> Fact | None:
             mean = dump.mean(name)
             if mean is not None and mean.value > 0:
                 return Fact(mean.text, mean.value * 1000, mean.source)
-    return None
+    logged, running = logged_tok_s(evidence), load.in_flight
+    if logged is None or running is None or running.number < 1:
+        return None
+    step_ms = 1000 * running.number / logged.number  # Little's law: each running request gets a token per step
+    return Fact(
+        f"{show(step_ms)} ms between a request's tokens ({running.text} ÷ {logged.text})", step_ms, logged.source
+    )
 
 
 def _tok_s(evidence: Evidence, load: Load, progress: Progress) -> Fact | None:

@@ -1120,6 +1120,54 @@ VARIANTS = [
         ("packed-slot", "kv-limited"),
     ),
     Variant(
+        "half of two stages at work, and nobody says how many requests there were",
+        lambda m: m.write(
+            "ps.txt", "root 7 99 0.4 9 4 ? Sl Nov01 9:00 python3 -m sglang.launch_server --tp 1 --pp-size 2\n"
+        ).smi(A100, [46, 52], power=180.0),
+        ("insufficient-evidence",),
+        ("one micro-batch travels at a time", "How many were running tells"),
+    ),
+    Variant(
+        "eager, and the time between tokens follows from requests running and tokens/s",
+        lambda m: (
+            m.launch("vllm serve mistralai/Mixtral-8x7B-Instruct-v0.1 --pipeline-parallel-size 4 --enforce-eager")
+            .vllm_stats(16, tok_s=120.0)
+            .smi("NVIDIA L40S", [31, 30, 29, 33], power=98.0, limit=350.0, clock=2520.0)
+        ),
+        ("launch-bound",),
+        ("133.3 ms between a request's tokens",),
+    ),
+    Variant(
+        "as many requests admitted as the fix would admit: another fix",
+        lambda m: (
+            m.launch(VLLM_PP4 + " --max-num-seqs 256")
+            .vllm_stats(16, tok_s=160.0)
+            .smi(H100, [25, 26, 24, 25], power=250.0, limit=700.0, clock=1980.0)
+        ),
+        ("packed-slot",),
+        ("vllm#42187",),
+        absent=("few-requests",),
+    ),
+    Variant(
+        "the cards' names alone say how many stages there are",
+        lambda m: m.launch("./llama-server -m /models/Mystery-70B-Q4_K_M.gguf -ngl 99 -np 1").notes(
+            gpu="2x RTX 3090 + RTX 3060", concurrent_requests=1
+        ),
+        ("few-requests", "pp-latency-expected"),
+        ("3 stages",),
+    ),
+    Variant(
+        "a hot GB10 is not the GB10 that needs its power cut",
+        lambda m: m.launch("vllm serve /models/m --pipeline-parallel-size 2").write(
+            "smi.csv",
+            "index, name, utilization.gpu [%], power.draw [W], clocks.sm [MHz], temperature.gpu, "
+            "clocks_event_reasons.hw_thermal_slowdown\n"
+            + "".join(f"{n}, NVIDIA GB10, 95 %, 30.00 W, 900 MHz, 97, Active\n" for n in (0, 1) * 3),
+        ),
+        ("clock-throttle",),
+        ("airflow",),
+    ),
+    Variant(
         "frozen, and cards at work: perhaps one long prompt",
         lambda m: (
             m.launch(VLLM_PP4)

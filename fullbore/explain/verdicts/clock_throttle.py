@@ -31,6 +31,7 @@ _REASONS = {
     "sw_power_cap": "the power limit",
     "power_violation": "the power limit",
 }
+_STUCK = 0.5  # of the normal clock
 # Known stuck states: card, what was seen, where.
 _KNOWN = {
     "gb10": "seen before on GB10: about 702 MHz instead of 2398 MHz under load, half the tokens/s, not cured by a "
@@ -55,6 +56,7 @@ def clock_throttle(s: Situation) -> Finding | None:
     strength = 0.85 if share < 0.5 or is_history else 0.7
     if (is_history and share < _LOW) or (len(slow) > 1 and share < 0.5 and _speed_facts(s)):
         strength = 0.95
+    known = _known(worst, share)
     who = "All GPUs run" if len(slow) == len(s.gpus) and len(s.gpus) > 1 else f"{worst.label} runs"
     return Finding(
         "clock-throttle",
@@ -62,8 +64,8 @@ def clock_throttle(s: Situation) -> Finding | None:
         f"{who} at {show(clock)} MHz under load where {show(reference_mhz)} MHz is normal ({share:.0%}): slow clocks, "
         "not idle stages. "
         f"{'A pipeline runs at the pace of its slowest stage.' if (s.P or 1) > 1 else ''}".strip(),
-        evidence=facts + _known(worst),
-        fix=_fix(worst),
+        evidence=facts + ([Fact(known)] if known else []),
+        fix=_fix(worst, known is not None),
         gain=Gain(
             f"{show(1 + (1 / share - 1) * 0.3)} to {show(1 / share)} × tokens/s",
             1 + (1 / share - 1) * 0.3,
@@ -174,12 +176,14 @@ def _temperature(gpu: Gpu) -> list[Fact]:
     ]
 
 
-def _known(gpu: Gpu) -> list[Fact]:
+def _known(gpu: Gpu, share: float) -> str | None:
+    """A state that this card is known to get stuck in: less than half of its clock, for no reason that it gives."""
     card = device_named(gpu.name)
-    return [Fact(_KNOWN[card.name])] if card is not None and card.name in _KNOWN else []
+    has_reason = any(_REASONS.get(reason) for reason in gpu.throttle_reasons)
+    return _KNOWN.get(card.name) if card is not None and share < _STUCK and not has_reason else None
 
 
-def _fix(gpu: Gpu) -> list[str]:
+def _fix(gpu: Gpu, is_stuck: bool) -> list[str]:
     card = device_named(gpu.name)
     lines = []
     if any(_REASONS.get(reason) == "heat" for reason in gpu.throttle_reasons):
@@ -194,7 +198,7 @@ def _fix(gpu: Gpu) -> list[str]:
         "sudo nvidia-smi -rgc && sudo nvidia-smi -rac   (undo locked and application clocks), and persistence mode: "
         "-pm 1"
     )
-    if card is not None and card.name in _KNOWN:
+    if is_stuck:
         lines.append(
             "full power cycle: shut down, cut mains power for some minutes, start again (a reboot is not enough)"
         )

@@ -9,11 +9,14 @@ from fullbore.explain.verdicts.finding import Finding, Gain
 
 _MORE_THAN_POSSIBLE = 1.5  # stages at work per request; sampling overlaps neighbouring stages
 _MOSTLY_THERE = 0.6
+_MORE_THAN_ONE = 1.3
 _USUAL_CHUNK = 8192  # tokens of a prompt that engines read at once, where the setting is not known
 
 
 def few_requests(s: Situation) -> Finding | None:
     stages, most = s.P, s.load.most
+    if stages is not None and most is None and not s.progress.is_frozen:
+        return _one_at_a_time(s, stages)
     if stages is None or stages < 2 or most is None or most >= stages or s.progress.is_frozen:
         return None
     count = s.load.in_flight or s.load.at_most
@@ -40,6 +43,22 @@ def few_requests(s: Situation) -> Finding | None:
             " (That many are the most that the settings admit; how many there were is not in the evidence.)"
         )
     return _weigh_busy(s, finding, most)
+
+
+def _one_at_a_time(s: Situation, stages: int) -> Finding | None:
+    """The stages' work adds up to one stage's, and nothing says how many requests there were: a hypothesis."""
+    busy = s.busy
+    if stages < 2 or busy is None or not busy.is_trusted or not 0.7 <= busy.total <= _MORE_THAN_ONE:
+        return None
+    return Finding(
+        "few-requests",
+        0.4,
+        f"the stages' work adds up to {show(busy.total)} stages: one micro-batch travels at a time, which is what a "
+        "lone request does (few-requests), or many that are all in one micro-batch (packed-slot). How many were "
+        "running tells.",
+        evidence=busy.facts,
+        fix=more_requests(s, 1),
+    )
 
 
 def _chunks_can_follow(s: Situation) -> bool:
