@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from fullbore.plan.policy_base import ComparisonScheduler
 from fullbore.plan.policy_settings import Scheduling
+from fullbore.scheduler.in_flight import InFlight
 from fullbore.scheduler.logprobs import MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.policy import chunk_tokens
 from fullbore.scheduler.request import Request, TokenOutput
-from fullbore.scheduler.scheduler import InFlight
 
 DYNAMIC_SMOOTHING = 0.75
 
@@ -50,12 +50,12 @@ class SglangScheduler(ComparisonScheduler):
                 self._blocked_on = "slot"
                 return None
             self._next_slot = (slot + 1) % self.num_slots
-            entry = self._empty(now_s)
-            self._fill_with_prompts(entry, slot)
+            entry = InFlight(now_s)
+            self._fill_slot_with_prompts(entry, slot)
             if not entry.runs:
-                self._fill_with_decodes(entry, slot)
+                self._fill_slot_with_decodes(entry, slot)
             if entry.runs:
-                micro_batch = self._launched(entry)
+                micro_batch = self._launch(entry)
                 self._slot_in_flight[slot] = micro_batch.id
                 return micro_batch
         return None
@@ -71,7 +71,7 @@ class SglangScheduler(ComparisonScheduler):
         del self._slot_in_flight[slot]
         return super().complete(micro_batch_id, token_ids, now_s, logprobs)
 
-    def _fill_with_prompts(self, entry: InFlight, slot: int) -> None:
+    def _fill_slot_with_prompts(self, entry: InFlight, slot: int) -> None:
         room = self.config.chunked_prefill_size
         members = sum(self._slot_of.get(request_id) == slot for request_id in self._running)
         while room > 0:
@@ -87,7 +87,7 @@ class SglangScheduler(ComparisonScheduler):
             room -= tokens
             members += self._slot_of.get(request.request_id) != slot
             self._slot_of[request.request_id] = slot  # of its last chunk
-            self._append_prompt(entry, request, tokens)
+            self._append_chunk(entry, request, tokens)
             if tokens < remaining:
                 return
 
@@ -99,7 +99,7 @@ class SglangScheduler(ComparisonScheduler):
         equal = chunk_tokens(self.costs, size, context)
         return max(round(DYNAMIC_SMOOTHING * equal + (1 - DYNAMIC_SMOOTHING) * size), size // 4, 1)
 
-    def _fill_with_decodes(self, entry: InFlight, slot: int) -> None:
+    def _fill_slot_with_decodes(self, entry: InFlight, slot: int) -> None:
         mine = [request for request in self._ready if self._slot_of.get(request.request_id) == slot]
         self._take_decodes(entry, mine)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from fullbore.plan.policy_base import ComparisonScheduler
 from fullbore.plan.policy_settings import Scheduling
+from fullbore.scheduler.in_flight import InFlight
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import Request
-from fullbore.scheduler.scheduler import InFlight
 
 
 class VllmScheduler(ComparisonScheduler):
@@ -27,16 +27,17 @@ class VllmScheduler(ComparisonScheduler):
 
     def next_micro_batch(self, now_s: float) -> MicroBatch | None:
         """All that is ready, and prompts up to the budget."""
-        entry = self._empty(now_s)
+        self._now_s = now_s
         if len(self._in_flight) >= self.in_flight_limit:
             self._blocked_on = "slot"
             return None
+        entry = InFlight(now_s)
         cap = self._max_requests()
         self._take_decodes(entry, list(self._ready)[: min(cap, self.config.chunked_prefill_size)])
-        self._fill_with_prompts(entry, self.config.chunked_prefill_size - entry.num_decodes, cap)
-        return self._launched(entry) if entry.runs else None
+        self._fill_to_budget(entry, self.config.chunked_prefill_size - entry.num_decodes, cap)
+        return self._launch(entry) if entry.runs else None
 
-    def _fill_with_prompts(self, entry: InFlight, room: int, cap: int) -> None:
+    def _fill_to_budget(self, entry: InFlight, room: int, cap: int) -> None:
         while room > 0 and len(entry.requests) < cap:
             request = self._resumed() or self._admit()
             if request is None:
@@ -48,7 +49,7 @@ class VllmScheduler(ComparisonScheduler):
                 self._pause(request)
                 return
             room -= tokens
-            self._append_prompt(entry, request, tokens)
+            self._append_chunk(entry, request, tokens)
             if tokens < remaining:
                 self._pause(request)
 

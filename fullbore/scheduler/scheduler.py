@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import repeat, takewhile
 from math import ceil
@@ -30,6 +30,7 @@ from typing import Literal
 
 from fullbore.errors import RequestError
 from fullbore.scheduler.cost import CostModel
+from fullbore.scheduler.in_flight import CostFeedback, InFlight
 from fullbore.scheduler.kv_blocks import ROOT, BlockPool
 from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs, join
 from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run
@@ -69,21 +70,6 @@ class SchedulerConfig:
         return self.pp_size + depth
 
 
-@dataclass(eq=False, slots=True)
-class InFlight:
-    """A micro-batch between launch and result."""
-
-    requests: list[Request]
-    runs: list[Run]
-    launched_s: float
-    num_decodes: int
-    prefill_tokens: int
-    prefill_token_pairs: int
-    num_sampled: int
-    context_tokens: int = 0  # cached tokens that the decodes read
-    stage_end_ns: dict[int, int] = field(default_factory=dict)  # stage -> end of its send (or sample)
-
-
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
     """A snapshot: gauges now, and counters since the start."""
@@ -106,6 +92,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
         self.config = config
         self.costs = costs if costs is not None else CostModel(config.pp_size)
+        self._feedback = CostFeedback(self.costs, config.pp_size)
         self.pool = BlockPool(config.num_kv_blocks, config.page_size, config.enable_prefix_cache)
         self.in_flight_limit = config.in_flight_limit
         self._min_chunk_tokens = min(2 * config.page_size, config.chunked_prefill_size)
@@ -122,7 +109,6 @@ class Scheduler:
         self._refused_with: tuple[int, int, int] | None = None  # what memory last refused admission for, see _admit
         self._in_flight: dict[int, InFlight] = {}
         self._num_sampling_in_flight = 0
-        self._stage_end_ns = [0] * config.pp_size  # of each stage's latest record
         self._next_id = 0
         self._next_arrival = 0
 
@@ -235,18 +221,19 @@ class Scheduler:
         if len(self._in_flight) >= self.in_flight_limit:
             self._blocked_on = "slot"
             return None
-        entry = InFlight([], [], now_s, 0, 0, 0, 0)
-        self._launch_decodes(entry)
-        self._launch_prefill(entry)
-        if not entry.runs:
-            return None
+        entry = InFlight(now_s)
+        self._fill_with_decodes(entry)
+        self._fill_with_prompts(entry)
+        return self._launch(entry) if entry.runs else None
+
+    def _launch(self, entry: InFlight) -> MicroBatch:
         micro_batch = MicroBatch(self._next_id, entry.runs, *self._launch_reason(entry))
         self._next_id += 1
         self._in_flight[micro_batch.id] = entry
         self._num_sampling_in_flight += entry.num_sampled > 0
         return micro_batch
 
-    def _launch_decodes(self, entry: InFlight) -> None:
+    def _fill_with_decodes(self, entry: InFlight) -> None:
         """Takes this micro-batch's share of the ready requests, so that the shares in flight differ by at most one."""
         if not self._ready:
             return
@@ -262,15 +249,9 @@ class Scheduler:
         share = min(max(small, 1), ceil(len(self._ready) / slots), self._max_requests())
         while self._ready and not entry.runs:  # again if all those chosen had to be preempted
             chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
-            # Oldest first: whoever must be preempted for memory is then never a request already placed.
-            chosen.sort(key=_ARRIVAL)
-            for request in chosen:
-                if request.request_id in self._running and self._make_room_for_decode(request):
-                    entry.context_tokens += request.num_launched_tokens
-                    self._append_run(entry, request, 1)
-                    entry.num_decodes += 1
+            self._append_decodes(entry, chosen)
 
-    def _launch_prefill(self, entry: InFlight) -> None:
+    def _fill_with_prompts(self, entry: InFlight) -> None:
         """Adds prompt tokens up to the quota, in order of arrival; alone only while the pipeline is not full."""
         if self._prefilling is None and not self._waiting:
             return
@@ -288,15 +269,9 @@ class Scheduler:
                 return
             context = request.num_launched_tokens
             room -= max(tokens, self._quota_tokens * tokens // chunk_tokens(self.costs, self._quota_tokens, context))
-            self._append_run(entry, request, tokens)
-            entry.prefill_tokens += tokens
-            entry.prefill_token_pairs += (context + tokens) ** 2 - context**2
-            self._waiting_tokens -= tokens
+            self._append_chunk(entry, request, tokens)
             if tokens < remaining:
                 return  # what follows in this prompt is the next micro-batch's
-            self._prefilling = None
-            self._num_decoding += 1
-            self._decoding_tokens += request.num_tokens
 
     def _is_full_for_prefill(self) -> bool:
         """Whether prompt tokens had better wait for the next decodes and ride along than travel on their own."""
@@ -323,6 +298,27 @@ class Scheduler:
             return 0
         return min(ceil(remaining / ceil(remaining / take)), budget)
 
+    def _append_decodes(self, entry: InFlight, requests: list[Request]) -> None:
+        """Puts the next token of each of these requests into the micro-batch, as far as there are blocks for them."""
+        # Oldest first: whoever must be preempted for memory is then never a request already placed.
+        for request in sorted(requests, key=_ARRIVAL):
+            if request.request_id in self._running and self._make_room_for_decode(request):
+                entry.context_tokens += request.num_launched_tokens
+                self._append_run(entry, request, 1)
+                entry.num_decodes += 1
+
+    def _append_chunk(self, entry: InFlight, request: Request, tokens: int) -> None:
+        """Puts the next `tokens` tokens of the prefilling request, for which there are blocks, into the micro-batch."""
+        context = request.num_launched_tokens
+        self._append_run(entry, request, tokens)
+        entry.prefill_tokens += tokens
+        entry.prefill_token_pairs += (context + tokens) ** 2 - context**2
+        self._waiting_tokens -= tokens
+        if request.num_launched_tokens == request.num_tokens:
+            self._prefilling = None
+            self._num_decoding += 1
+            self._decoding_tokens += request.num_tokens
+
     def _append_run(self, entry: InFlight, request: Request, tokens: int) -> None:
         """Puts the request's next `tokens` tokens, for which there are blocks, into the micro-batch."""
         start = request.num_launched_tokens
@@ -344,32 +340,7 @@ class Scheduler:
 
     def observe(self, record: StageRecord) -> None:
         """Takes in a stage's record of a micro-batch in flight; the last stage's must come before `complete`."""
-        free_ns = self._stage_end_ns[record.stage]
-        self._stage_end_ns[record.stage] = record.sample_end_ns
-        entry = self._in_flight.get(record.micro_batch_id)
-        if entry is None:
-            return
-        # Work of the stage: it cannot take the next micro-batch meanwhile. Waiting for the send is not part of it.
-        busy_s = (record.sample_end_ns - record.compute_start_ns) * 1e-9
-        pairs = float(entry.prefill_token_pairs)
-        self.costs.observe(record.stage, entry.num_decodes, entry.prefill_tokens, pairs, busy_s, entry.context_tokens)
-        self._observe_way_to(entry, record, free_ns)
-        entry.stage_end_ns[record.stage] = record.sample_end_ns
-
-    def _observe_way_to(self, entry: InFlight, record: StageRecord, free_ns: int) -> None:
-        """How long the plan (first stage) or the hidden states (the others) were under way.
-
-        `free_ns` is when the stage was done with the micro-batch before. What came while it was still busy was seen
-        only then: the way took so long at most.
-        """
-        if record.stage == 0:
-            way_s = record.plan_received_ns * 1e-9 - entry.launched_s
-            self.costs.observe_plan(way_s, is_exact=free_ns * 1e-9 <= entry.launched_s)
-            return
-        sent_ns = entry.stage_end_ns.get(record.stage - 1)
-        if sent_ns is not None:
-            is_exact = max(free_ns, record.receive_posted_ns) <= sent_ns
-            self.costs.observe_hop(record.stage, (record.receive_end_ns - sent_ns) * 1e-9, is_exact)
+        self._feedback.observe(self._in_flight.get(record.micro_batch_id), record)
 
     def complete(
         self,
@@ -398,9 +369,7 @@ class Scheduler:
         del self._in_flight[micro_batch_id]
         self._num_sampling_in_flight -= entry.num_sampled > 0
         self._slot_freed_s = self._now_s = now_s
-        last_end_ns = entry.stage_end_ns.get(self.config.pp_size - 1)
-        if last_end_ns is not None:
-            self.costs.observe_return(now_s - last_end_ns * 1e-9)
+        self._feedback.observe_return(entry, now_s)
 
         outputs: list[TokenOutput] = []
         if logprobs is not None:

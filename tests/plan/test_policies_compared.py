@@ -123,5 +123,6 @@ def test_every_request_ends_with_its_tokens_and_nothing_is_left(
     )
     state = scheduler.state()
     assert (state.running, state.waiting, state.in_flight, state.used_blocks) == (0, 0, 0, 0)
+    assert (scheduler._num_decoding, scheduler._decoding_tokens, scheduler._waiting_tokens) == (0, 0, 0)
     assert state.generated_tokens == sum(output for _, output in lengths)
     assert result.whole.end_s > 0
