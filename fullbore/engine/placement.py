@@ -48,6 +48,7 @@ def place_model(config: EngineConfig, on_progress: Progress | None = None) -> Pl
     if sleep_model.is_sleep_model(config.model):
         return _place_sleep_model(config)
     from fullbore.model.device import free_memory_bytes, resolve_devices, resolve_dtype
+    from fullbore.model.native.backend import runs_on_own_kernels
     from fullbore.model.resolve import resolve_model
 
     model = resolve_model(config.model, on_progress)
@@ -55,9 +56,14 @@ def place_model(config: EngineConfig, on_progress: Progress | None = None) -> Pl
     check_num_stages(spec.num_layers, config.pp_size)
     devices = resolve_devices(config.device, config.pp_size)
     dtype = resolve_dtype(config.dtype, devices[0], spec.dtype)
+    param_bytes = _DTYPE_BYTES[dtype]
+    if config.backend != "transformers" and devices[0] == "cpu" and runs_on_own_kernels(model.path, spec):
+        # They compute in float32 whatever the weights are, and leave those of 16 bits as they are.
+        dtype = "float32" if config.dtype == "auto" else dtype
+        param_bytes = min(param_bytes, _DTYPE_BYTES[spec.dtype])
     partition = _partition(config, spec.num_layers) or partition_model(spec, config.pp_size)
     check_weights_fit(
-        stage_weight_bytes(spec, partition, _DTYPE_BYTES[dtype]),
+        stage_weight_bytes(spec, partition, param_bytes),
         [free_memory_bytes(device) for device in devices],
         devices,
     )

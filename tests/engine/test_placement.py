@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tiny_models import make_tiny_model
 
 from fullbore.config import EngineConfig
+from fullbore.engine import placement
 from fullbore.engine.placement import place_model, stage_weight_bytes
 from fullbore.errors import ConfigError
+from fullbore.model import device
+from fullbore.model.native.build import find_compiler
 from fullbore.model.runner import StageRunner
 from fullbore.model.spec import ModelSpec
 
@@ -48,3 +52,23 @@ def test_settings_override_and_are_checked(folder: Path) -> None:
         place_model(EngineConfig(model=str(folder), pp_size=5, device="cpu"))
     with pytest.raises(ConfigError, match="--context-length 513"):
         place_model(EngineConfig(model=str(folder), context_length=513, device="cpu"))
+
+
+def test_own_kernels_compute_in_float32_and_keep_16_bits(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor that is fast at bfloat16, too; the other backend computes in bfloat16 there."""
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(device, "has_native_bfloat16", lambda: True)
+    checked: list[list[int]] = []
+    monkeypatch.setattr(placement, "check_weights_fit", lambda needed, free, devices: checked.append(needed))
+    dtypes = [
+        place_model(EngineConfig(model=str(tmp_path), device="cpu", backend=backend, dtype=dtype)).dtype
+        for backend, dtype in [("auto", "auto"), ("transformers", "auto"), ("native", "bfloat16")]
+    ]
+    assert dtypes == ["float32", "bfloat16", "bfloat16"]
+    assert checked[0] == checked[1] == checked[2]

@@ -38,6 +38,15 @@ def make_native_stage(
     )
 
 
+def runs_on_own_kernels(folder: Path, spec: ModelSpec) -> bool:
+    """Whether on a CPU the model would be computed by our own C++ code; builds it if need be."""
+    try:
+        DecoderConfig.from_folder(folder, spec)
+    except UnsupportedError:
+        return False
+    return load_library() is not None
+
+
 def choose_kernels(dtype: torch.dtype, device: str) -> Kernels:
     """Our own on a CPU with a compiler, torch's elsewhere."""
     if device == "cpu" and dtype in (torch.float32, torch.bfloat16):
