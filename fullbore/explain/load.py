@@ -80,6 +80,8 @@ def read_load(evidence: Evidence, settings: Settings, num_stages: int | None) ->
     load.row = _row_of_the_rest(evidence, noted, num_stages)
     load.clients = _of_one_replica(_clients(load, noted), settings.replicas)
     load.in_flight = _served(evidence) or _served_of_clients(load)
+    if load.in_flight is None and num_stages == 1:
+        load.in_flight = load.micro_batch  # without a pipeline all that run are one batch
     if load.row is None and load.in_flight is not None:
         load.row = next((row for row in evidence.bench if row.concurrency == load.known), None)
     return load

@@ -176,7 +176,7 @@ def _noted_cards(s: Situation) -> list[str]:
         name = several[2] if several else part
         if device_named(name) is not None:
             cards += [name] * (int(several[1]) if several else 1)
-    return cards
+    return cards if len(cards) > 1 else []  # one name alone is a kind, not a number
 
 
 def _parallelism(s: Situation) -> tuple[int, Fact | None]:
@@ -196,7 +196,7 @@ def _parallelism(s: Situation) -> tuple[int, Fact | None]:
         note = s.evidence.notes.get(name)
         if note is not None and isinstance(note.value, int):
             return tp_size, note.fact()
-    if count == 1:
+    if count == 1 and tp is None:
         return 1, Fact("one GPU: no pipeline", 1, s.gpus[0].source if s.gpus else None)
     if s.engine in ("sglang", "vllm", "fullbore") and len(s.evidence.launches) == 1:
         launch = s.evidence.launches[0]
@@ -286,6 +286,8 @@ def _with_precision(s: Situation, size: models.ModelSize) -> models.ModelSize:
     if s.settings.reading("quantization") is not None:
         return size
     memory_gb = sum(gpu.memory_total_mib or 0.0 for gpu in s.gpus) * 2**20 / 1e9
+    if not memory_gb and s.card is not None and s.P is not None:
+        memory_gb = s.card.memory_bytes / 1e9 * s.P * s.tp
     if memory_gb and 2 * size.parameters_b > memory_gb:
         return size
     return replace(size, bytes_per_parameter=2.0, is_assumed_16_bit=True)

@@ -1168,6 +1168,17 @@ VARIANTS = [
         ("airflow",),
     ),
     Variant(
+        "tensor ranks over a slow network, and weights that do not fit as 16 bit",
+        lambda m: (
+            m.launch("vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4")
+            .vllm_stats(1, tok_s=9.2, extra="node0:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n")
+            .notes(network="1 GbE between 4 nodes", gpu="RTX 4090, one per node", nodes=4)
+        ),
+        ("slow-link",),
+        ("pipeline stages instead of tensor ranks",),
+        ("at-roofline", "few-requests"),
+    ),
+    Variant(
         "frozen, and cards at work: perhaps one long prompt",
         lambda m: (
             m.launch(VLLM_PP4)
