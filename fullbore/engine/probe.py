@@ -15,7 +15,7 @@ from math import ceil
 from statistics import median
 from typing import NamedTuple
 
-from fullbore.scheduler.cost import CostModel
+from fullbore.scheduler.cost import CostModel, sizes_to_measure
 from fullbore.scheduler.micro_batch import MicroBatch, Run, Sampling
 from fullbore.telemetry.spans import StageRecord
 
@@ -60,7 +60,7 @@ class Probe:
         """Micro-batches of 1, 2, 4, 8, …, then 3, 6, 12, … requests while the budget lasts; of 1 and 2 in any case."""
         end_s = time.monotonic() + budget_s
         passages: dict[int, list[Passage]] = {}
-        for size in sizes_up_to(max(most_requests, 2)):
+        for size in sizes_to_measure(max(most_requests, 2)):
             if len(passages) >= 2 and time.monotonic() >= end_s:
                 break
             passages[size] = self._run_until_agreed(partial(self._decode, size))
@@ -129,15 +129,6 @@ class Probe:
 
     def _micro_batch(self, runs: list[Run]) -> MicroBatch:
         return MicroBatch(next(self._ids), runs, "request-arrived", 0.0)
-
-
-def sizes_up_to(most: int) -> list[int]:
-    """1, 2, 4, 8, … to `most`, then the middles 3, 6, 12, …: whenever time is up, what is known reaches far."""
-    powers = [1]
-    while 2 * powers[-1] < most:
-        powers.append(2 * powers[-1])
-    middles = [power + power // 2 for power in powers[1:] if power + power // 2 < most]
-    return powers + [most] * (most > 1) + middles
 
 
 def _total_ns(passage: Passage) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fullbore.plan.loads import Load, StageCosts
-from fullbore.scheduler.cost import CostModel
+from fullbore.scheduler.cost import CostModel, sizes_to_measure
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.telemetry.spans import StageRecord
 
@@ -106,12 +106,10 @@ def to_ns(seconds: float) -> int:
 
 def probe(costs: CostModel, pipeline: Pipeline, max_requests: int, chunk_tokens: int = 0) -> None:
     """Measures what an engine measures when it starts: decode curves up to `max_requests`, delays, prompt chunks."""
-    for size in probe_sizes(max_requests):
+    for size in sizes_to_measure(max_requests):
         for stage, seconds in enumerate(pipeline.costs.seconds(Load(decodes=size, sampled=size))):
             costs.seed_decode(stage, size, seconds)
-    for stage, hop in enumerate(pipeline.hops, start=1):
-        costs.hops_s[stage] = hop.latency_s + hop.token_s
-    costs.return_s = pipeline.driver_s
+    tell_delays(costs, pipeline)
     tokens = max(chunk_tokens // 8, 2)
     while tokens <= chunk_tokens:
         pairs = tokens**2
@@ -120,11 +118,8 @@ def probe(costs: CostModel, pipeline: Pipeline, max_requests: int, chunk_tokens:
         tokens *= 2
 
 
-def probe_sizes(max_requests: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24, …: powers of two and the middles between them."""
-    sizes = [1]
-    power = 2
-    while power < max_requests:
-        sizes += [power, power + power // 2]
-        power *= 2
-    return [size for size in sizes if size < max_requests] + [max_requests]
+def tell_delays(costs: CostModel, pipeline: Pipeline) -> None:
+    """What is no stage's time: the hops, with one token each, and the driver's delay."""
+    for stage, hop in enumerate(pipeline.hops, start=1):
+        costs.hops_s[stage] = hop.latency_s + hop.token_s
+    costs.return_s = pipeline.driver_s

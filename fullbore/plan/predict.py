@@ -15,14 +15,14 @@ from fullbore.plan.devices import MEASURED_DEVICES
 from fullbore.plan.formula import running_requests
 from fullbore.plan.loads import Load
 from fullbore.plan.measure import Figures, SimulationResult
-from fullbore.plan.pipeline import Pipeline, probe_sizes
+from fullbore.plan.pipeline import Pipeline, tell_delays
 from fullbore.plan.policies import make_scheduler
 from fullbore.plan.policy_settings import Scheduling
 from fullbore.plan.scenario import Deployment
 from fullbore.plan.simulate import Simulation
 from fullbore.plan.uncertainty import Uncertainty, around
 from fullbore.plan.workload import Job, Workload, poisson
-from fullbore.scheduler.cost import CostModel
+from fullbore.scheduler.cost import CostModel, sizes_to_measure
 
 PAGE_TOKENS = 16
 FIRST_GENERATION_SHARE = 4  # the first answers, which only fill the pipeline, are this much shorter
@@ -196,7 +196,7 @@ def _teach(costs: CostModel, pipeline: Pipeline, deployment: Deployment, grain: 
     demand = deployment.scenario.demand
     prompt = grain.length(demand.input_tokens)
     context = prompt + grain.length(demand.output_tokens) // 2
-    for size in probe_sizes(most):
+    for size in sizes_to_measure(most):
         load = Load(size, sampled=size, context_tokens=size * context)
         for stage, seconds in enumerate(pipeline.costs.seconds(load)):
             costs.seed_decode(stage, size, seconds)
@@ -209,9 +209,7 @@ def _teach(costs: CostModel, pipeline: Pipeline, deployment: Deployment, grain: 
                 costs.observe(stage, 0, tokens, pairs, seconds)
     for fit in costs.prefill:
         fit.refit()
-    for stage, hop in enumerate(pipeline.hops, start=1):
-        costs.hops_s[stage] = hop.latency_s + hop.token_s
-    costs.return_s = pipeline.driver_s
+    tell_delays(costs, pipeline)
 
 
 def running_limit(deployment: Deployment) -> int:

@@ -81,6 +81,15 @@ class DecodeCurve:
         return value
 
 
+def sizes_to_measure(most_requests: int) -> list[int]:
+    """1, 2, 4, 8, … `most_requests`, then 3, 6, 12, … between them: whenever time is up, what is known reaches far."""
+    powers = [1]
+    while 2 * powers[-1] < most_requests:
+        powers.append(2 * powers[-1])
+    middles = [power + power // 2 for power in powers[1:] if power + power // 2 < most_requests]
+    return powers + [most_requests] * (most_requests > 1) + middles
+
+
 class PrefillFit:
     """Least squares of seconds over (1, x, q), older records fading."""
 

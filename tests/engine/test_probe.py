@@ -13,7 +13,7 @@ from tiny_models import make_tiny_model
 from fullbore.engine.client import EngineClient
 from fullbore.engine.loopback import LoopbackEngine
 from fullbore.engine.messages import LoadProgress
-from fullbore.engine.probe import Passage, Probe, sizes_up_to
+from fullbore.engine.probe import Passage, Probe
 from fullbore.engine.sleep_model import expected_tokens, parse
 from fullbore.engine.sleep_runner import SleepRunner
 from fullbore.errors import EngineDeadError
@@ -53,14 +53,6 @@ class Stages:
 
 def affine(stage: int, micro_batch: MicroBatch) -> float:
     return (stage + 1) * (10 + micro_batch.num_tokens)
-
-
-def test_sizes() -> None:
-    assert sizes_up_to(1) == [1]
-    assert sizes_up_to(2) == [1, 2]
-    assert sizes_up_to(3) == [1, 2, 3]
-    assert sizes_up_to(16) == [1, 2, 4, 8, 16, 3, 6, 12]
-    assert sizes_up_to(20) == [1, 2, 4, 8, 16, 20, 3, 6, 12]
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 5])

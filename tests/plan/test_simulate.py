@@ -10,7 +10,7 @@ from plan_helpers import MS, endless, pipeline, run
 
 from fullbore.errors import RequestError
 from fullbore.plan.measure import quantile
-from fullbore.plan.pipeline import Hop, Pipeline, probe, probe_sizes
+from fullbore.plan.pipeline import Hop, Pipeline, probe
 from fullbore.plan.simulate import PROGRESS_EVERY_EVENTS, Simulation, kv_blocks_for
 from fullbore.plan.workload import Job, Workload, closed_loop, poisson
 from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -214,10 +214,7 @@ def test_what_is_learned_comes_near_the_truth() -> None:
         assert 1 * MS <= costs.hops_s[stage] <= 4 * MS  # one token takes 1.01 ms, a chunk of a prompt up to 6
 
 
-def test_a_probe_measures_powers_of_two_and_the_middles() -> None:
-    assert probe_sizes(1) == [1]
-    assert probe_sizes(2) == [1, 2]
-    assert probe_sizes(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+def test_a_probe_measures_stages_and_delays() -> None:
     scheduler = Scheduler(SchedulerConfig(pp_size=3, num_kv_blocks=10))
     probe(scheduler.costs, mixed()[0], 12)
     assert scheduler.costs.decode[1].at(4) == pytest.approx(13 * MS)

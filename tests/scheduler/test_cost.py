@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fullbore.scheduler.cost import sizes_to_measure
 from fullbore.scheduler.request import Request
 from fullbore.scheduler.scheduler import Scheduler, SchedulerConfig
 from fullbore.telemetry.spans import StageRecord
@@ -58,3 +59,11 @@ def test_a_way_thought_longer_than_it_can_be_gets_shorter() -> None:
     scheduler.observe(record(0, first, plan=100, start=100, end=110))
     scheduler.observe(record(1, first, plan=115, start=116, end=126))  # plan read late: 6 ms is an upper bound
     assert 6e-3 < scheduler.costs.hops_s[1] < 50e-3
+
+
+def test_sizes_to_measure() -> None:
+    assert sizes_to_measure(1) == [1]
+    assert sizes_to_measure(2) == [1, 2]
+    assert sizes_to_measure(3) == [1, 2, 3]
+    assert sizes_to_measure(16) == [1, 2, 4, 8, 16, 3, 6, 12]
+    assert sizes_to_measure(20) == [1, 2, 4, 8, 16, 20, 3, 6, 12]
