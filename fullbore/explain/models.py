@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from fullbore.plan import model_table
-from fullbore.plan.models import DecoderModel
+from fullbore.plan.models import ACTIVATION_BYTES, DecoderModel
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ModelSize:
     bytes_per_parameter: float | None = None
     active_gb: float | None = None  # read for one token, where mixed precision makes the product wrong
     is_assumed_16_bit: bool = False  # neither name nor settings say a precision
+    kv_bytes_per_token: float | None = None  # 16-bit cache, all layers; None: not known, or layers forget
 
     @property
     def is_moe(self) -> bool:
@@ -101,6 +102,7 @@ def _size_of(model: DecoderModel) -> ModelSize:
     """Of a published checkpoint."""
     experts = next((m for layer in model.layers for m in layer.matrices if m.num_experts), None)
     total = model.num_params / 1e9
+    forgets = any(layer.attention.window_tokens for layer in model.layers)
     return ModelSize(
         parameters_b=total,
         active_b=model.num_active_params / 1e9 if experts else total,
@@ -110,6 +112,7 @@ def _size_of(model: DecoderModel) -> ModelSize:
         experts_per_token=experts.num_active if experts else None,
         bytes_per_parameter=model.weight_bytes / model.num_params if model.is_quantised else None,
         active_gb=model.bytes_read(1) / 1e9 if model.is_quantised else None,
+        kv_bytes_per_token=None if forgets else model.cache_elements_per_token() * ACTIVATION_BYTES,
     )
 
 

@@ -20,6 +20,8 @@ _FASTER = 1.3
 _VERSION = re.compile(r"version|release|commit|build|driver|image", re.I)
 _ANYTHING_GB = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?GB\b")
 
+_CACHE_WORTH_SAYING = 0.05  # of the weights
+
 
 @dataclass
 class Speed:
@@ -80,7 +82,7 @@ def read_speed(
     speed.tok_s = _tok_s(evidence, load, progress)
     speed.was_faster, speed.slowdown = _was_faster(evidence, speed.tok_s) or _other_version(evidence) or (None, None)
     speed.ttft_ms = _ttft_ms(evidence, load)
-    speed.bytes_per_token = _bytes_per_token(evidence, model)
+    speed.bytes_per_token = _with_cache(_bytes_per_token(evidence, model), model, load)
     speed.bandwidth_bytes_s = _bandwidth(evidence, card)
     for name in ("lone_ms", "step_ms", "tok_s", "bytes_per_token", "bandwidth_bytes_s"):
         fact = getattr(speed, name)
@@ -204,6 +206,18 @@ def _bytes_per_token(evidence: Evidence, model: ModelSize) -> Fact | None:
         how = "16-bit weights assumed" if model.is_assumed_16_bit else "from the model's name"
         return Fact(f"about {show(size)} GB read for one token ({how})", size * 1e9)
     return None
+
+
+def _with_cache(weights: Fact | None, model: ModelSize, load: Load) -> Fact | None:
+    """The weights, and the cache of a long context, which every token reads as well."""
+    if weights is None or model.kv_bytes_per_token is None or load.input_tokens is None:
+        return weights
+    tokens = load.input_tokens.number + (load.output_tokens.number / 2 if load.output_tokens is not None else 0.0)
+    cache_bytes = tokens * model.kv_bytes_per_token
+    if cache_bytes < _CACHE_WORTH_SAYING * weights.number:
+        return weights
+    text = f"{weights.text}, and {show(cache_bytes / 1e9)} GB of KV cache ({show(tokens)} tokens)"
+    return Fact(text, weights.number + cache_bytes, weights.source)
 
 
 def _weights_gb(evidence: Evidence) -> Fact | None:

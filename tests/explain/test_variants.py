@@ -1179,6 +1179,16 @@ VARIANTS = [
         ("at-roofline", "few-requests"),
     ),
     Variant(
+        "a long context's cache is read as well",
+        lambda m: (
+            m.launch("vllm serve meta-llama/Llama-3.3-70B-Instruct-FP8 --max-model-len 131072")
+            .smi("NVIDIA H200", [97], power=500.0, limit=700.0, clock=1900.0)
+            .bench({"concurrency": 1, "output_tok_s": 29.0, "itl_ms_mean": 34.5, "input_tokens": 120_000})
+        ),
+        ("at-roofline",),
+        ("39.3 GB of KV cache (120,000 tokens)",),
+    ),
+    Variant(
         "frozen, and cards at work: perhaps one long prompt",
         lambda m: (
             m.launch(VLLM_PP4)
