@@ -9,33 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Literal, get_args
+from typing import Literal
 
 from fullbore.plan.loads import Load
+from fullbore.plan.models import distinct_experts
 
 CurveName = Literal["linear", "flat", "affine", "moe", "step"]
-CURVE_NAMES: tuple[str, ...] = get_args(CurveName)
 
 AFFINE_FIXED_REQUESTS = 4  # the fixed part of `affine` costs as much as so many requests
 MOE_EXPERTS, MOE_EXPERTS_PER_TOKEN = 384, 8  # Kimi K2
 STEP_REQUESTS = 4  # `step` rises after every so many requests
 
 
-def distinct_experts(tokens: int, experts: int = MOE_EXPERTS, per_token: int = MOE_EXPERTS_PER_TOKEN) -> float:
-    """U(b) = E·(1 - (1 - k/E)^b): experts that b tokens touch under uniform routing."""
-    return experts * (1 - (1 - per_token / experts) ** tokens)
-
-
-_SHAPES: dict[str, Callable[[int], float]] = {
+_SHAPES: dict[CurveName, Callable[[int], float]] = {
     "linear": lambda size: size,
     "flat": lambda size: 1.0,
     "affine": lambda size: AFFINE_FIXED_REQUESTS + size,
-    "moe": distinct_experts,
+    "moe": lambda size: distinct_experts(size, MOE_EXPERTS, MOE_EXPERTS_PER_TOKEN),
     "step": lambda size: ceil(size / STEP_REQUESTS),
 }
 
 
-def decode_curve(name: str, reference_size: int, reference_s: float) -> Callable[[int], float]:
+def decode_curve(name: CurveName, reference_size: int, reference_s: float) -> Callable[[int], float]:
     """The curve of that name, scaled to take `reference_s` for `reference_size` requests."""
     shape = _SHAPES[name]
     scale_s = reference_s / shape(reference_size)

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from fullbore.config import flag
 from fullbore.errors import ConfigError
-from fullbore.plan.curves import CurveCosts, decode_curve
+from fullbore.plan.curves import CurveCosts, CurveName, decode_curve
 from fullbore.plan.pipeline import Hop, Pipeline
 from fullbore.plan.simulate import kv_blocks_for
 from fullbore.plan.workload import Workload, closed_loop, poisson
@@ -36,7 +36,7 @@ class SimulationSettings(Struct, frozen=True, kw_only=True):
         _doc("Time of a stage for a decode micro-batch of ceil(C/P) requests: one value, or one per stage (10,14)."),
     ] = "10"
     curve: Annotated[
-        Literal["linear", "flat", "affine", "moe", "step"],
+        CurveName,
         _doc("How that time depends on the number of requests in the micro-batch."),
     ] = "linear"
     prefill_token_ms: Annotated[

@@ -39,11 +39,6 @@ class BlockPool:
         """Blocks that some request holds."""
         return self.num_blocks - self.num_free
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks whose content the prefix cache can find, held by requests or not."""
-        return len(self._cached)
-
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` blocks, evicting least recently used cached ones; None (and no change) if there are too few."""
         if count > self.num_free:

@@ -7,11 +7,12 @@ and learns the rest, must come within 3 % of the fastest.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 import pytest
 from plan_helpers import MS, endless, half_a_stage_s, pipeline, run
 
-from fullbore.plan.curves import CURVE_NAMES
+from fullbore.plan.curves import CurveName
 from fullbore.plan.pipeline import Pipeline
 
 STAGE_S, REFERENCE = 10 * MS, 8  # a micro-batch of 8 takes 10 ms
@@ -54,14 +55,14 @@ def misses(num_stages: int, curve: str, concurrencies: Iterable[int]) -> list[st
     return found
 
 
-@pytest.mark.parametrize("curve", CURVE_NAMES)
+@pytest.mark.parametrize("curve", get_args(CurveName))
 @pytest.mark.parametrize(("num_stages", "concurrencies"), [(2, (1, 2, 5, 9, 16)), (4, (3, 6, 17, 25)), (8, (19,))])
 def test_within_three_percent_of_the_best(num_stages: int, concurrencies: tuple[int, ...], curve: str) -> None:
     assert misses(num_stages, curve, concurrencies) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("curve", CURVE_NAMES)
+@pytest.mark.parametrize("curve", get_args(CurveName))
 @pytest.mark.parametrize("num_stages", [2, 4, 8])
 def test_within_three_percent_of_the_best_everywhere(num_stages: int, curve: str) -> None:
     most = 8 * num_stages

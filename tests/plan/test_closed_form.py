@@ -12,8 +12,8 @@ import pytest
 from plan_helpers import MS, busy_over_cycles, endless, pipeline, run
 
 from fullbore.plan.comparison import exchange_first_ring
-from fullbore.plan.curves import distinct_experts
 from fullbore.plan.loads import Load
+from fullbore.plan.models import distinct_experts
 from fullbore.plan.pipeline import Hop, Journey, Pipeline, Stages
 from fullbore.plan.workload import closed_loop
 from fullbore.scheduler.micro_batch import MicroBatch
