@@ -168,7 +168,7 @@ class Case:
     def run(self, kernels: CpuKernels, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """For parts (request, start, end): [end - start, heads * dim] each."""
         runs = [Run(who, 0, start, [0] * (end - start), self.block_ids[who], None) for who, start, end in parts]
-        batch = CpuBatch.build(MicroBatch(0, runs, "slot-freed", 0.0), self.cache.page_size)
+        batch = CpuBatch.build(MicroBatch(0, runs, "slot-freed", 0.0), self.cache.page_size, self.cache.num_blocks)
         qkv = torch.cat([self.qkv[who][start:end] for who, start, end in parts])
         out = torch.full((len(qkv), self.shape.heads * self.shape.dim), float("nan"))
         kernels.attend(qkv, self.weights, self.rotary, 4, batch, self.cache, out)
@@ -255,6 +255,18 @@ def test_broken_values_spoil_their_own_request_only() -> None:
     outs = case.run(kernels, [(broken, 0, 20), (healthy, 0, 20)])
     assert outs[0][5:].isnan().all()
     torch.testing.assert_close(outs[1], case.expect(healthy, 0, 20), atol=2e-5, rtol=1e-4)
+
+
+def test_what_lies_outside_is_refused() -> None:
+    kernels, case = make_kernels(), Case(HeadShape(2, 1, 16), 8, torch.float32)
+    for block in (-1, 200):
+        run = Run(0, 0, 8, [1], [0, block], None)
+        with pytest.raises(IndexError, match="KV blocks beyond the 200"):
+            kernels.prepare(MicroBatch(0, [run], "slot-freed", 0.0), case.cache)
+    packed = kernels.pack(random_weights(kernels, 30, 16, torch.float32), None)
+    for token_id in (-1, 30):
+        with pytest.raises(IndexError, match="vocabulary of 30"):
+            kernels.rows(packed, torch.tensor([0, token_id], dtype=torch.int32))
 
 
 # ------------------------------------------------------------------------------------------------- small operations

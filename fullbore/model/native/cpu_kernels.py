@@ -58,7 +58,8 @@ class CpuBatch:
     longest_context: int
 
     @classmethod
-    def build(cls, micro_batch: MicroBatch, page_size: int) -> CpuBatch:
+    def build(cls, micro_batch: MicroBatch, page_size: int, num_blocks: int) -> CpuBatch:
+        """Raises IndexError for blocks that the cache does not have: the C++ code does not look."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -79,8 +80,10 @@ class CpuBatch:
         longest = max(contexts)
         tables = np.zeros((len(contexts), -(-longest // page_size)), dtype=np.int32)
         for row, (run, context) in enumerate(zip(micro_batch.runs, contexts, strict=True)):
-            num_blocks = -(-context // page_size)
-            tables[row, :num_blocks] = run.block_ids[:num_blocks]
+            in_use = -(-context // page_size)
+            tables[row, :in_use] = run.block_ids[:in_use]
+        if tables.min() < 0 or tables.max() >= num_blocks:
+            raise IndexError(f"Micro-batch {micro_batch.id} names KV blocks beyond the {num_blocks} that there are.")
         begins = np.cumsum([0, *lengths[:-1]], dtype=np.int32)
         return cls(
             _integers(token_ids),
@@ -160,6 +163,8 @@ class CpuKernels:
         return -(-outputs // (self._lanes if is_gated else 2 * self._lanes))
 
     def rows(self, linear: Linear, token_ids: torch.Tensor) -> torch.Tensor:
+        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < linear.outputs:
+            raise IndexError(f"There are token ids beyond the vocabulary of {linear.outputs}.")
         out = torch.empty(len(token_ids), linear.inputs)
         self._library.fb_rows_of_packed(
             linear.weight.data_ptr(),
@@ -201,7 +206,7 @@ class CpuKernels:
         return out
 
     def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> CpuBatch:
-        return CpuBatch.build(micro_batch, cache.page_size)
+        return CpuBatch.build(micro_batch, cache.page_size, cache.num_blocks)
 
     def attend(
         self,
