@@ -127,3 +127,36 @@ def chunk_tokens(costs: CostModel, quota_tokens: int, context: int) -> int:
     slope = b + 2 * a * context
     x = (-slope + sqrt(slope * slope + 4 * a * first_s)) / (2 * a)
     return min(max(round(x), ceil(quota_tokens / 8), 1), quota_tokens)
+
+
+def cut_tokens(
+    remaining_tokens: int,
+    room_tokens: int,
+    quota_tokens: int,
+    used_tokens: int,
+    budget_tokens: int,
+    min_chunk_tokens: int,
+) -> int:
+    """How many of a prompt's `remaining_tokens` go into a micro-batch; 0: none.
+
+    Args:
+        room_tokens: what is left of the quota in this micro-batch.
+        quota_tokens: what one chunk of this prompt may have now, see `chunk_tokens`.
+        used_tokens: prompt tokens that are in the micro-batch already.
+        budget_tokens: most prompt tokens in a micro-batch.
+    """
+    take = min(room_tokens, quota_tokens)
+    if remaining_tokens <= take:
+        return remaining_tokens
+    shortest = max(min_chunk_tokens, quota_tokens // 4)
+    if remaining_tokens - take >= shortest and take >= shortest:
+        return take
+    # A crumb on either side of the cut is not worth a launch: take all, or leave all, or cut in the middle.
+    budget = budget_tokens - used_tokens
+    if remaining_tokens <= min(take + quota_tokens // 8, budget):
+        return remaining_tokens
+    if used_tokens > 0:
+        return 0
+    if remaining_tokens <= min(shortest, budget):
+        return remaining_tokens
+    return min(ceil(remaining_tokens / ceil(remaining_tokens / take)), budget)

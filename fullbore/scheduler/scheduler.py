@@ -37,6 +37,7 @@ from fullbore.scheduler.micro_batch import LaunchReason, MicroBatch, Run
 from fullbore.scheduler.policy import (
     best_micro_batches,
     chunk_tokens,
+    cut_tokens,
     prefill_depth,
     prefill_quota_tokens,
     rounded_context,
@@ -237,16 +238,16 @@ class Scheduler:
         """Takes this micro-batch's share of the ready requests, so that the shares in flight differ by at most one."""
         if not self._ready:
             return
-        most = self._num_micro_batches(self._num_decoding)
-        slots = most - self._num_sampling_in_flight
+        num_micro_batches = self._num_micro_batches(self._num_decoding)
+        slots = num_micro_batches - self._num_sampling_in_flight
         if slots <= 0:
             self._blocked_on = "slot"
             return
-        small, larger = divmod(self._num_decoding, most)  # so many of the m micro-batches have one request more
-        if larger > sum(entry.num_sampled > small for entry in self._in_flight.values()):
-            small += 1
+        share, num_larger = divmod(self._num_decoding, num_micro_batches)  # so many shares are larger by one
+        if num_larger > sum(entry.num_sampled > share for entry in self._in_flight.values()):
+            share += 1
         # The second bound keeps all m micro-batches in use while they are being filled.
-        share = min(max(small, 1), ceil(len(self._ready) / slots), self._max_requests())
+        share = min(max(share, 1), ceil(len(self._ready) / slots), self._max_requests())
         while self._ready and not entry.runs:  # again if all those chosen had to be preempted
             chosen = [self._ready.popleft() for _ in range(min(share, len(self._ready)))]
             self._append_decodes(entry, chosen)
@@ -258,19 +259,26 @@ class Scheduler:
         if not entry.runs and self._is_full_for_prefill():
             self._blocked_on = "slot"
             return
-        room = self._prefill_room_tokens()
-        while room > 0 and len(entry.requests) < self._max_requests():
+        room_tokens = self._prefill_room_tokens()
+        while room_tokens > 0 and len(entry.requests) < self._max_requests():
             request = self._prefilling or self._admit()
             if request is None:
                 return
-            remaining = request.num_tokens - request.num_launched_tokens
-            tokens = self._chunk_of(request, remaining, room, entry.prefill_tokens)
+            remaining_tokens = request.num_tokens - request.num_launched_tokens
+            quota_tokens = chunk_tokens(self.costs, self._quota_tokens, request.num_launched_tokens)
+            tokens = cut_tokens(
+                remaining_tokens,
+                room_tokens,
+                quota_tokens,
+                entry.prefill_tokens,
+                self.config.chunked_prefill_size,
+                self._min_chunk_tokens,
+            )
             if tokens == 0 or not self._make_room_for_prefill(request, tokens):
                 return
-            context = request.num_launched_tokens
-            room -= max(tokens, self._quota_tokens * tokens // chunk_tokens(self.costs, self._quota_tokens, context))
+            room_tokens -= max(tokens, self._quota_tokens * tokens // quota_tokens)
             self._append_chunk(entry, request, tokens)
-            if tokens < remaining:
+            if tokens < remaining_tokens:
                 return  # what follows in this prompt is the next micro-batch's
 
     def _is_full_for_prefill(self) -> bool:
@@ -280,23 +288,6 @@ class Scheduler:
             return True
         depth = prefill_depth(self.costs, self.config.pp_size, self._quota_tokens, self.in_flight_limit)
         return len(self._in_flight) >= depth
-
-    def _chunk_of(self, request: Request, remaining: int, room: int, used: int) -> int:
-        """How many of `remaining` prompt tokens go into this micro-batch, which has `used` already; 0: none."""
-        quota = chunk_tokens(self.costs, self._quota_tokens, request.num_launched_tokens)
-        take = min(room, quota)
-        if remaining <= take:
-            return remaining
-        shortest = max(self._min_chunk_tokens, quota // 4)
-        if remaining - take >= shortest and take >= shortest:
-            return take
-        # A crumb on either side of the cut is not worth a launch: take all, or leave all, or cut in the middle.
-        budget = self.config.chunked_prefill_size - used
-        if remaining <= min(take + quota // 8, budget) or (used == 0 and remaining <= min(shortest, budget)):
-            return remaining
-        if used > 0:
-            return 0
-        return min(ceil(remaining / ceil(remaining / take)), budget)
 
     def _append_decodes(self, entry: InFlight, requests: list[Request]) -> None:
         """Puts the next token of each of these requests into the micro-batch, as far as there are blocks for them."""

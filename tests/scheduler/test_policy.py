@@ -7,7 +7,13 @@ from math import ceil
 import pytest
 
 from fullbore.scheduler.cost import CostModel
-from fullbore.scheduler.policy import best_micro_batches, chunk_tokens, prefill_quota_tokens, rounded_context
+from fullbore.scheduler.policy import (
+    best_micro_batches,
+    chunk_tokens,
+    cut_tokens,
+    prefill_quota_tokens,
+    rounded_context,
+)
 
 MS = 1e-3
 
@@ -130,3 +136,21 @@ def test_one_micro_batch_per_stage_unless_another_number_is_clearly_better() -> 
     assert choice(0.0) == 8
     assert choice(0.6) == 8, "64.6 ms instead of 64"
     assert choice(4.0) > 8, "68 ms instead of 64"
+
+
+@pytest.mark.parametrize("quota_tokens", [32, 100, 128, 500])
+def test_a_prompt_is_never_cut_to_crumbs(quota_tokens: int) -> None:
+    for prompt_tokens in range(1, 1200):
+        pieces = []
+        while sum(pieces) < prompt_tokens:
+            remaining = prompt_tokens - sum(pieces)
+            pieces.append(cut_tokens(remaining, quota_tokens, quota_tokens, 0, 512, 32))
+        assert sum(pieces) == prompt_tokens
+        assert max(pieces) <= min(quota_tokens + max(quota_tokens // 8, 32), 512)
+        assert min(pieces) >= min(prompt_tokens, 16)
+
+
+def test_a_prompt_that_hardly_fits_waits_for_the_next_micro_batch() -> None:
+    assert cut_tokens(300, 10, 128, 118, 512, 32) == 0, "10 tokens are not worth a run"
+    assert cut_tokens(300, 64, 128, 64, 512, 32) == 64
+    assert cut_tokens(20, 10, 128, 118, 512, 32) == 20, "the rest is taken along rather than left"
