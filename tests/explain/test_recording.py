@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from fullbore.explain.evidence import Evidence
+from fullbore.explain.evidence.account import Account
 from fullbore.explain.evidence.recording import of_recording
+from fullbore.explain.facts import Source
+from fullbore.explain.recorded_fixes import fixes_of
 from fullbore.explain.run import explain
 from fullbore.explain.situation import understand
 from fullbore.explain.verdicts import judge
@@ -138,6 +141,14 @@ def test_idle_time_that_costs_nothing_is_no_fault(name: str) -> None:
     if len(set(setup.layers)) == 1:
         assert judgement.primary.id == "at-roofline"
         assert "Nothing is wrong" in judgement.primary.summary
+
+
+def test_a_head_stays_on_the_last_stage() -> None:
+    """Layers of 1 ms on every stage, and a head of 6 ms: no split is better than 10 ms, none moves the head."""
+    account = Account(Source("run.fbr"), 1.0, [{}] * 4, stage_s=[8e-3, 8e-3, 8e-3, 14e-3], layers=[8, 8, 8, 8])
+    *others, last = fixes_of(account).balanced
+    assert sum(others) + last == 32
+    assert max(*others, last + 6) == 10
 
 
 def test_no_requests_are_no_evidence() -> None:
