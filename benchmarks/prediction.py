@@ -18,10 +18,10 @@ from typing import Any
 from fullbore.config import DEFAULT_MODEL, EngineConfig
 from fullbore.engine.client import EngineClient
 from fullbore.engine.messages import AddRequest, Rejected
+from fullbore.engine.start_up import scheduler_config
 from fullbore.plan.measured import pipeline_of
 from fullbore.plan.simulate import simulate
 from fullbore.plan.workload import closed_loop
-from fullbore.scheduler.scheduler import SchedulerConfig
 
 GENERATIONS = 3
 
@@ -67,18 +67,10 @@ def compare(client: EngineClient, concurrency: int, prompt: int, output: int) ->
     since_ns = time.monotonic_ns()
     measured = run_closed_loop(client, concurrency, prompt, output)
     recording = client.records(0.0, since_ns)
-    config, info = client.config, client.info
+    info = client.info
     predicted = simulate(
         pipeline_of(recording),
-        SchedulerConfig(
-            num_kv_blocks=info.num_kv_blocks,
-            pp_size=config.pp_size,
-            pp_async_batch_depth=config.pp_async_batch_depth,
-            pp_max_micro_batch_size=config.pp_max_micro_batch_size,
-            chunked_prefill_size=config.chunked_prefill_size,
-            max_running_requests=config.max_running_requests,
-            page_size=config.page_size,
-        ),
+        scheduler_config(info.config, info.num_kv_blocks, info.context_length),
         closed_loop(concurrency, GENERATIONS * concurrency, prompt, output),
     )
     return Comparison(concurrency, measured, predicted.steady.output_tokens_per_s)

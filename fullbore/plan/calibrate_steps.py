@@ -29,7 +29,7 @@ class StageTimes:
     requests: int  # decoding
     prompt_tokens: int
     seconds: float
-    number: int
+    num_steps: int
 
     @property
     def what(self) -> str:
@@ -71,7 +71,7 @@ def stage_times(recording: Recording) -> list[StageTimes]:
 
 def calibrate_steps(deployment: Deployment, times: list[StageTimes]) -> Calibration:
     """Fits the parameters to the stages' own times; the deployment must have the recorded layers per stage."""
-    figures = [Figure(each.what, each.seconds, STEP_SPREAD / sqrt(min(each.number, 25))) for each in times]
+    figures = [Figure(each.what, each.seconds, STEP_SPREAD / sqrt(min(each.num_steps, 25))) for each in times]
     demand = deployment.scenario.demand
     context = demand.input_tokens + demand.output_tokens // 2
 

@@ -68,15 +68,15 @@ class _Product:
     """One matrix (or group of experts) of the stage, as often as it occurs."""
 
     count: int
-    bytes_s: float  # seconds to read it, or one of its experts
-    token_s: float  # seconds to compute one token
+    read_s: float  # it, or one of its experts
+    token_s: float  # to compute one token
     num_experts: int
     num_active: int
 
     def memory_s(self, tokens: int) -> float:
         if self.num_experts:
-            return self.bytes_s * distinct_experts(tokens, self.num_experts, self.num_active)
-        return self.bytes_s
+            return self.read_s * distinct_experts(tokens, self.num_experts, self.num_active)
+        return self.read_s
 
 
 @dataclass
@@ -232,12 +232,10 @@ class StageCost:
 
     def _product(self, matrix: Matrix, count: int) -> _Product:
         active = matrix.num_active if matrix.num_experts else 1
+        param_bytes = matrix.params * matrix.format.bytes_per_param
         return _Product(
             count=count,
-            bytes_s=matrix.params
-            * matrix.format.bytes_per_param
-            / self.stage.weight_ranks(matrix)
-            / self._rates.weight_bytes_s,
+            read_s=param_bytes / self.stage.weight_ranks(matrix) / self._rates.weight_bytes_s,
             token_s=2 * matrix.params * active / self.stage.token_ranks(matrix) / self._rates.flops(matrix),
             num_experts=matrix.num_experts,
             num_active=matrix.num_active,
