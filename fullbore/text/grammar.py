@@ -13,6 +13,9 @@ MAX_GRAMMAR_CHARS = 512 * 1024
 _MOST_REMAINDERS = 1000  # compiling `multipleOf` builds an automaton with a state for each remainder
 # A model that hesitates could write spaces for ever; twenty are enough for indented JSON.
 JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+# Otherwise llguidance works out, between two launches of others, how all the text that must come next is cut into
+# tokens: about 1 us for each character, a second for /a{1000000}/. The last such line counts.
+_NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
 def json_object_grammar() -> str:
@@ -29,7 +32,8 @@ def json_schema_grammar(schema: Any) -> str:
     if schema is True:
         schema = {}
     check_schema(schema)
-    return _serialise({"json_schema": {**schema, "x-guidance": JSON_OPTIONS}})
+    rules = {"lark_grammar": f"start: @schema\n{_NO_FORCING}"}
+    return _serialise(rules, {"name": "schema", "json_schema": {**schema, "x-guidance": JSON_OPTIONS}})
 
 
 def regex_grammar(pattern: str) -> str:
@@ -43,12 +47,13 @@ def choice_grammar(choices: Sequence[str]) -> str:
     """One of several texts. Raises RequestError when there is none."""
     if not choices or "" in choices:
         raise RequestError("Give at least one choice, none of them empty.", "grammar")
-    return lark_grammar("start: " + " | ".join(json.dumps(choice) for choice in choices))
+    # In capitals it is one regular expression; as a rule, ten thousand choices would be too complex to follow.
+    return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices))
 
 
 def lark_grammar(text: str) -> str:
     """Text that a Lark grammar derives from `start`, in llguidance's dialect of Lark."""
-    return _serialise({"lark_grammar": text})
+    return _serialise({"lark_grammar": f"{text}\n{_NO_FORCING}"})
 
 
 def check_schema(schema: Any) -> None:
@@ -74,8 +79,8 @@ def _check_multiple(multiple: Any) -> None:
         raise RequestError(f"multipleOf {multiple} is too hard to follow; use at most three digits.", "grammar")
 
 
-def _serialise(grammar: dict[str, Any]) -> str:
-    text = json.dumps({"grammars": [grammar]})
+def _serialise(*grammars: dict[str, Any]) -> str:
+    text = json.dumps({"grammars": grammars})
     if len(text) > MAX_GRAMMAR_CHARS:
         raise RequestError(f"The grammar or schema is longer than {MAX_GRAMMAR_CHARS} characters.", "grammar")
     return text

@@ -19,7 +19,7 @@ from fullbore.errors import RequestError
 from fullbore.model.partition import partition_layers
 from fullbore.scheduler.request import Request, TokenOutput
 from fullbore.scheduler.scheduler import SchedulerConfig
-from fullbore.text.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from fullbore.text.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from fullbore.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(make_byte_tokenizer())
@@ -130,6 +130,31 @@ def test_an_output_ends_with_its_grammar(compiler: GrammarCompiler) -> None:
 def test_a_token_that_the_grammar_does_not_allow_is_an_error(compiler: GrammarCompiler) -> None:
     constraint = GrammarConstraint(compiler.compile(choice_grammar(["ab"])), VOCAB_SIZE)
     assert constraint.accept(TOKENIZER.encode("b")[0]) == "grammar"
+
+
+def test_many_choices(compiler: GrammarCompiler) -> None:
+    constraint = GrammarConstraint(
+        compiler.compile(choice_grammar([f"c{number}" for number in range(10_000)])), VOCAB_SIZE
+    )
+    accepted = [constraint.accept(token_id) for token_id in TOKENIZER.encode("c9999")]
+    assert accepted == [None, None, None, None, "stop"]
+
+
+FORCED = [
+    regex_grammar("x{5000000}"),
+    json_schema_grammar({"const": "x" * 400_000}),
+    choice_grammar(["x" * 400_000]),
+    lark_grammar('%llguidance {"no_forcing": false}\nstart: "x" /x{5000000}/'),
+]
+
+
+@pytest.mark.parametrize("grammar", FORCED, ids=["regex", "schema", "choice", "settings of its own"])
+def test_text_that_must_come_is_not_worked_out_at_once(compiler: GrammarCompiler, grammar: str) -> None:
+    """It would take the driver up to a second between two micro-batches, or end such an output as too complex."""
+    constraint = GrammarConstraint(compiler.compile(grammar), VOCAB_SIZE)
+    for token_id in TOKENIZER.encode('"xxx' if "json_schema" in grammar else "xxx"):
+        assert token_id in allowed(constraint)
+        assert constraint.accept(token_id) is None
 
 
 def allowed(constraint: GrammarConstraint) -> set[int]:

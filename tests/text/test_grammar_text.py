@@ -21,16 +21,18 @@ from fullbore.text.tools import Tool, call_grammar
 
 
 def rules_of(grammar: str) -> str:
-    [rules] = json.loads(grammar)["grammars"]
-    return str(rules["lark_grammar"])
+    [grammars] = json.loads(grammar)["grammars"]
+    rules, _, settings = grammars["lark_grammar"].rpartition("\n")
+    assert settings == '%llguidance {"no_forcing": true}'
+    return str(rules)
 
 
 def test_a_schema_keeps_all_it_has_but_not_settings_of_the_library() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string"}}}
-    [grammar] = json.loads(json_schema_grammar({**schema, "x-guidance": {"whitespace_flexible": False}}))["grammars"]
+    [_, grammar] = json.loads(json_schema_grammar({**schema, "x-guidance": {"whitespace_flexible": False}}))["grammars"]
     assert grammar["json_schema"].pop("x-guidance")["whitespace_flexible"] is True
     assert grammar["json_schema"] == schema
-    assert json.loads(json_schema_grammar(True))["grammars"][0]["json_schema"].keys() == {"x-guidance"}
+    assert json.loads(json_schema_grammar(True))["grammars"][1]["json_schema"].keys() == {"x-guidance"}
     assert json_object_grammar() == json_schema_grammar({"type": "object"})
 
 
@@ -58,7 +60,7 @@ def test_grammars_of_any_length_are_not_sent_around() -> None:
 
 
 def test_choices_and_regular_expressions() -> None:
-    assert rules_of(choice_grammar(["a", 'b"'])) == 'start: "a" | "b\\""'
+    assert rules_of(choice_grammar(["a", 'b"'])) == 'start: CHOICE\nCHOICE: "a" | "b\\""'
     assert rules_of(regex_grammar("a/b")) == "start: /a\\/b/"
     for choices in ([], ["a", ""]):
         with pytest.raises(RequestError):
