@@ -15,7 +15,7 @@
 
 namespace {
 
-// Runs of tokens against the paged cache: keys [blocks][kv_heads][k_dim][page_size], so that a page is a panel (or more)
+// Runs of tokens against the paged cache: keys [blocks][kv_heads][k_dim][page_size], so that a page is a panel, or more,
 // of columns; values [blocks][kv_heads][page_size][v_dim].
 template <typename Element>
 struct Attention {
@@ -85,7 +85,8 @@ struct Attention {
             }
         for_pages(keys, item, position, count, k_dim, [&](const Element* page, int offset, int piece, int done) {
             for (int k = 0; k < k_dim; k++)
-                for (int i = 0; i < piece; i++) copies[k * TILE + done + i] = to_float(page[k * page_size + offset + i]);
+                for (int i = 0; i < piece; i++)
+                    copies[k * TILE + done + i] = to_float(page[k * page_size + offset + i]);
         });
         for (int p = 0; p < TILE / PANEL; p++) panels[p] = copies + p * PANEL;
         return TILE;
@@ -171,7 +172,8 @@ struct Attention {
         if (highest > s.highest[row]) {
             const Vec shrink = exp(broadcast(s.highest[row] - highest));
             s.total[row] *= shrink[0];
-            for (int d = 0; d < width; d += LANES) store(s.sums + row * width + d, load(s.sums + row * width + d) * shrink);
+            float* sums = s.sums + row * width;
+            for (int d = 0; d < width; d += LANES) store(sums + d, load(sums + d) * shrink);
             s.highest[row] = highest;
         }
         Vec total{};

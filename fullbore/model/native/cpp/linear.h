@@ -97,7 +97,8 @@ struct Linear {
         const int shares = 6 * num_threads();
         const int grain = num_threads() == 1 ? panels : ((panels + shares - 1) / shares + 3) / 4 * 4;
         for (int row = 0; row < rows; row += most_rows)
-            parallel(panels, grain, [&](int begin, int end) { block(row, std::min(most_rows, rows - row), begin, end); });
+            parallel(panels, grain,
+                     [&](int begin, int end) { block(row, std::min(most_rows, rows - row), begin, end); });
     }
 };
 

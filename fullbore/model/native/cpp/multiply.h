@@ -14,8 +14,8 @@ constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 
 // sums[row][panel] += x[row] · panel, over `inputs` inputs. A panel has PANEL weights per input, `w_stride` apart.
 // Meanwhile one line of memory per input and panel is fetched: from prefetch[panel], prefetch_step bytes apart.
 template <int ROWS, int PANELS, typename Weight>
-INLINE void multiply(const float* x, ptrdiff_t x_stride, const Weight* const (&w)[PANELS], ptrdiff_t w_stride, int inputs,
-                     const char* const (&prefetch)[PANELS], ptrdiff_t prefetch_step, Vec (&sums)[ROWS][PANELS][2]) {
+INLINE void multiply(const float* x, ptrdiff_t x_stride, const Weight* const (&w)[PANELS], ptrdiff_t w_stride,
+                     int inputs, const char* const (&prefetch)[PANELS], ptrdiff_t prefetch_step, Vec (&sums)[ROWS][PANELS][2]) {
     Vec s[ROWS][PANELS][2];
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < PANELS; p++) s[r][p][0] = sums[r][p][0], s[r][p][1] = sums[r][p][1];
