@@ -66,9 +66,6 @@ class Choice:
         if reason == "timeout":
             limit = f"{self.request.timeout_s:g} s (timeout_s, --request-timeout-s)"
             raise ApiError(504, f"The request took longer than {limit}.", code="timeout")
-        if reason == "grammar":
-            message = "The grammar or schema became too complex to follow; simplify it."
-            raise ApiError(400, message, code="grammar_too_complex")
         raise ApiError(503, "The output was cut because the server is shutting down.", code="shutting_down")
 
     def piece(self, text: str, finish_reason: FinishReason | None = None) -> Piece:
@@ -150,6 +147,9 @@ class Generation:
                     choice = running.get(output.request_id)
                     if choice is None:
                         continue  # tokens that were on their way when a stop string ended their choice
+                    if output.finish_reason == "grammar":
+                        message = "The grammar or schema became too complex to follow; simplify it."
+                        raise ApiError(400, message, self._body.name_of_param("grammar"), "grammar_too_complex")
                     text = choice.output.push(output)
                     if output.token_id is not None:
                         timing.on_token(time.perf_counter(), choice.index)

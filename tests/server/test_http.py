@@ -347,6 +347,15 @@ def test_a_refused_grammar_is_a_bad_request(server: RunningServer) -> None:
     assert len(server.state.waiting) == 0
 
 
+def test_a_grammar_too_complex_to_follow_is_a_bad_request(server: RunningServer) -> None:
+    server.engine.finish_reason = "grammar"
+    for stream in (False, True):
+        response = server.post("/v1/completions", json={**ASK, "guided_regex": "(a|b){9}", "stream": stream})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == ("grammar_too_complex", "guided_regex")
+
+
 def test_long_prompts_are_tokenized_beside_the_loop(server: RunningServer) -> None:
     """While one client's text is being tokenized, others are answered."""
     server.engine.reply = says("ok")
