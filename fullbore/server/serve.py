@@ -14,6 +14,7 @@ import uvicorn
 from fullbore.errors import ConfigError, EngineDeadError
 from fullbore.server.app import create_app
 from fullbore.server.connection import CutWhenStopping
+from fullbore.server.impatience import ImpatientProtocol
 from fullbore.server.state import ServerState
 from fullbore.server.warm_up import warm_up
 
@@ -110,7 +111,7 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
         CutWhenStopping(create_app(state), state),
         lifespan="off",
         ws="none",
-        http="h11",
+        http=ImpatientProtocol,
         loop="asyncio",
         log_config=None,
         access_log=False,
