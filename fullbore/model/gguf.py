@@ -400,7 +400,10 @@ def _save_tokenizer(path: Path, metadata: dict[str, Any], folder: Path) -> None:
         )
     if split in _WHOLE_WORD_SPLITS:
         tokenizer.backend_tokenizer.model.ignore_merges = True
-    tokenizer.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the library raises no other class where the disk is full
+        raise ModelError(f"{folder / 'tokenizer.json'} cannot be written ({error}).") from None
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import resource
 import shutil
 import threading
 import time
@@ -185,6 +186,21 @@ def test_full_disk_while_writing_leaves_nothing(llama_gguf: Path, cache: Path, m
             convert_gguf(llama_gguf)
     assert converted_folders(cache) == []
     assert (convert_gguf(llama_gguf) / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("largest_bytes", "file_name"), [(100, "tokenizer"), (100_000, "model.safetensors")])
+def test_a_file_that_the_libraries_cannot_write(
+    llama_gguf: Path, cache: Path, largest_bytes: int, file_name: str
+) -> None:
+    """They have exceptions of their own. A limit for files stands for a full disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, hard))
+    try:
+        with pytest.raises(ModelError, match=file_name):
+            convert_gguf(llama_gguf)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert converted_folders(cache) == []
 
 
 def test_leftovers_of_a_killed_conversion_are_removed(llama_gguf: Path, cache: Path) -> None:
