@@ -116,7 +116,7 @@ class ToolCallParser:
             return self._whole_object()
         if pattern is not None and match is None and "{" not in self._held and len(self._held) < _LONGEST_HEAD:
             return False
-        return self._is_no_call(len(self._held))
+        return self._is_no_call(0)  # what follows is text, in which calls may begin
 
     def _whole_object(self) -> bool:
         """A call whose parts come in another order, or with others; decided when all of it is there."""
@@ -152,7 +152,8 @@ class ToolCallParser:
         return True
 
     def _is_no_call(self, end: int) -> bool:
-        self._events.append(self._opening + self._held[:end])
+        if text := self._opening + self._held[:end]:
+            self._events.append(text)
         self._opening = ""
         self._held = self._held[end:]
         self._state = self._text

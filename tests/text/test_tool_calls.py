@@ -31,6 +31,16 @@ CASES: list[tuple[ToolFormat, str, list[Event]]] = [
     (HERMES, "<tool_call>{broken} ok", ["<tool_call>{broken} ok"]),
     (HERMES, "<tool_call>f(1)", ["<tool_call>f(1)"]),
     (HERMES, '<tool_call>{"name": ["f"], "arguments": 1}', ['<tool_call>{"name": ["f"], "arguments": 1}']),
+    (
+        HERMES,
+        '<tool_call>{"name":"f","arguments":{}}</tool_call>And<tool_call>{"name":"f","arguments":{}}</tool_call>',
+        [F, NO_ARGUMENTS, "And", F, NO_ARGUMENTS],
+    ),
+    (
+        HERMES,
+        '<tool_call>f(1)</tool_call><tool_call>{"name":"f","arguments":{}}',
+        ["<tool_call>f(1)</tool_call>", F, NO_ARGUMENTS],
+    ),
     (HERMES, "a <tool b", ["a <tool b"]),
     (HERMES, "a <tool_cal", ["a <tool_cal"]),
     (LLAMA3_JSON, '{"name": "f", "parameters": {"a": 1}}', [F, CallArguments('{"a": 1}')]),
@@ -49,6 +59,7 @@ CASES: list[tuple[ToolFormat, str, list[Event]]] = [
         [F, CallArguments('{"a": 1}'), WEATHER, NO_ARGUMENTS],
     ),
     (MISTRAL, '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{"a": []}', [F, NO_ARGUMENTS, F, CallArguments('{"a": []}')]),
+    (MISTRAL, '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]f[ARGS]{}', ['[TOOL_CALLS]f{"a": 1}', F, NO_ARGUMENTS]),
     (MISTRAL, "[1, 2]", ["[1, 2]"]),
     (
         KIMI_K2,
