@@ -9,7 +9,7 @@ top_k, top_p. Log-probabilities (see logprobs.py) are those of the model, before
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 
 import numpy as np
@@ -21,7 +21,6 @@ from fullbore.scheduler.micro_batch import Sampling
 
 _GREEDY_BELOW = 1e-5  # temperatures below differ from greedy only between logits that are equal for all purposes
 _BLOCK = 256  # tokens per partial sum of the cumulative distribution
-_FIRST_CANDIDATES = 64  # tokens looked at for top_p before sorting all
 _LARGEST_TOPK = 256  # beyond, a full sort is faster
 _BELOW_ONE = 1 - 2**-53
 _MASK_64 = 2**64 - 1
@@ -128,19 +127,15 @@ def _thresholds(weights: torch.Tensor, blocks: torch.Tensor, samplings: list[Sam
     top_ks = {row: s.top_k for row, s in enumerate(samplings) if 0 < s.top_k < vocab_size}
     top_ps = [row for row, s in enumerate(samplings) if s.top_p < 1 and row not in top_ks]
     thresholds: dict[int, np.float32] = {}
-    if top_ks:
-        for row, heaviest in zip(top_ks, _heaviest(weights, list(top_ks), max(top_ks.values())), strict=True):
-            allowed = heaviest[: top_ks[row]]
-            thresholds[row] = _nucleus(allowed, samplings[row].top_p * allowed.sum(dtype=np.float64))
+    for row, heaviest in zip(top_ks, _heaviest(weights, list(top_ks), max(top_ks.values(), default=0)), strict=True):
+        allowed = heaviest[: top_ks[row]]
+        thresholds[row] = _nucleus(allowed, samplings[row].top_p * allowed.sum(dtype=np.float64))
     totals = blocks.sum(-1).double().sum(-1).tolist() if top_ps else []
-    for num_candidates in (_FIRST_CANDIDATES, vocab_size):
-        if not top_ps:
-            break
-        for row, heaviest in zip(top_ps, _heaviest(weights, top_ps, num_candidates), strict=True):
-            wanted = samplings[row].top_p * totals[row]
-            if num_candidates == vocab_size or heaviest.sum(dtype=np.float64) >= wanted:
-                thresholds[row] = _nucleus(heaviest, wanted)
-        top_ps = [row for row in top_ps if row not in thresholds]
+    for row in top_ps:
+        # Less than this no allowed token can weigh: before the last one is added, more than 1 - top_p of the total is
+        # missing, and none of those that are missing weighs more than it does.
+        least = (1 - samplings[row].top_p) * totals[row] / vocab_size
+        thresholds[row] = _nucleus(_descending(weights[row], least), samplings[row].top_p * totals[row])
     return thresholds
 
 
@@ -151,12 +146,17 @@ def _nucleus(heaviest: np.ndarray, wanted: float) -> np.float32:
     return result
 
 
-def _heaviest(weights: torch.Tensor, rows: list[int], count: int) -> np.ndarray:
-    """The `count` greatest weights of the given rows in descending order: [len(rows), count], on the host."""
-    selected = weights if len(rows) == len(weights) else weights[rows]
-    count = min(count, selected.shape[1])
+def _heaviest(weights: torch.Tensor, rows: list[int], count: int) -> Iterable[np.ndarray]:
+    """The `count` greatest weights of each of the given rows, or more, in descending order, on the host."""
     if count <= _LARGEST_TOPK:
-        return selected.topk(count, dim=-1).values.cpu().numpy()
-    if selected.device.type == "cpu":  # numpy sorts 30 times as fast as torch here
-        return np.sort(selected.numpy(), axis=-1)[:, ::-1][:, :count]
-    return selected.sort(dim=-1, descending=True).values[:, :count].cpu().numpy()
+        return weights[rows].topk(count, dim=-1).values.cpu().numpy()
+    return (_descending(weights[row], 0.0) for row in rows)
+
+
+def _descending(weights: torch.Tensor, least: float) -> np.ndarray:
+    """A row's weights of `least` and more (a little less, for rounding), the heaviest first, on the host."""
+    least *= 1 - 1e-6
+    if weights.device.type == "cpu":  # numpy selects and sorts many times as fast as torch here
+        values = weights.numpy()
+        return np.sort(values[values >= np.float32(least)])[::-1]
+    return weights[weights >= least].sort(descending=True).values.cpu().numpy()
