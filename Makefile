@@ -22,7 +22,8 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy fullbore
 	$(VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
-	$(VENV)/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m "slow and not alone" -n 2
+	$(VENV)/bin/python -m pytest -m alone
 
 # Stamp files: what is installed is looked at again only when the lists of what to install have changed.
 $(VENV)/installed: $(VENV)/created

@@ -42,6 +42,7 @@ def busy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_record_and_account(busy_server: ServeProcess, tmp_path: Path) -> None:
     file = tmp_path / "run.fbr"
     done = run_fullbore("record", "--url", busy_server.url, "--seconds", "2", "-o", file, temporary=tmp_path)
@@ -63,6 +64,7 @@ def test_record_and_account(busy_server: ServeProcess, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_record_for_perfetto(busy_server: ServeProcess, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     arguments = ("record", "--url", busy_server.url, "--seconds", "1", "-o", file, "--format", "perfetto")
@@ -72,6 +74,7 @@ def test_record_for_perfetto(busy_server: ServeProcess, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_ctrl_c_leaves_what_there_is(busy_server: ServeProcess, tmp_path: Path) -> None:
     file = tmp_path / "run.fbr"
     process = subprocess.Popen(

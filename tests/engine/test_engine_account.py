@@ -82,6 +82,7 @@ WRONG: dict[str, tuple[set[str], Run]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("example", WRONG)
 def test_what_is_wrong_gets_most_of_the_blame(example: str) -> None:
     causes, run = WRONG[example]
@@ -92,6 +93,7 @@ def test_what_is_wrong_gets_most_of_the_blame(example: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_nobody_there() -> None:
     with EngineClient.start(config(2, EVEN)) as client:
         time.sleep(0.5)
@@ -101,6 +103,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_full_pipeline_is_busy() -> None:
     recording = Run(2, 8, BY_TOKENS).recording()
     window_ns = recording.end_ns - recording.start_ns

@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("pp_size", [4, 8])
 def test_tokens_per_second_are_predicted(pp_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sleeping stages overlap also where there are fewer cores than stages."""

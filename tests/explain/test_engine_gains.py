@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "name", ["one client", "all in one micro-batch", "bad layer split", "slow link", "tiny KV cache"]
 )

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from fullbore.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 PROMPTS = [f"Prompt number {number}: {'x' * number}" for number in range(0, 40, 5)]
 NUM_TOKENS = 24
