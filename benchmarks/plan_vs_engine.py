@@ -97,6 +97,9 @@ def planned(chosen: argparse.Namespace, info: EngineInfo) -> Deployment:
     """The same engine, as the planner sees it."""
     name, element_bytes = BYTES[info.dtype]
     model = _model(chosen.model, info, name)
+    kept_bytes = sum(stage.weight_bytes for stage in info.stages)
+    if kept_bytes < 0.75 * model.weight_bytes:  # own kernels keep 16-bit weights and compute in float32
+        model = _model(chosen.model, info, "bf16")
     partition = tuple(stage.layers[1] - stage.layers[0] for stage in info.stages)
     scenario = Scenario(
         model=model,

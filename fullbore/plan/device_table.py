@@ -181,14 +181,14 @@ TABLE: tuple[Device, ...] = (
     Device(
         name="cpu",  # one core of a current server with AVX2, the engine's default without GPUs
         memory_bytes=8 * GB,
-        bandwidth_bytes_s=12 * GB,
+        bandwidth_bytes_s=20 * GB,
         tflops={"fp32": 0.1},
         link="local",
         power_w=15,
         source="one core, 3 GHz, two 256-bit FMA units; use --calibrate for a machine at hand",
         memory_efficiency=0.8,
-        compute_efficiency=0.7,
-        kernel_s=15e-6,
+        compute_efficiency=0.8,
+        kernel_s=4e-6,
         has_graphs=False,
     ),
 )  # fmt: skip
