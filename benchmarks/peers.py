@@ -103,9 +103,7 @@ class Server:
 
 def servers(model: Path, gguf: Path, vllm: str | None, llama_cpp: str | None) -> list[Server]:
     fullbore = [
-        sys.executable,
-        "-m",
-        "fullbore.cli",
+        str(Path(sys.executable).parent / "fullbore"),
         "serve",
         str(model),
         "--port",
