@@ -81,6 +81,8 @@ def bench(
         asyncio.run(_measure(sweep, url, model, api_key, chat, levels, lambda: _write_json(levels, json_file)))
     finally:
         _show(levels, json_file, html, url)
+    if any(level.interrupted for level in levels):
+        raise typer.Exit(130)
     if any(level.errors for level in levels):
         raise typer.Exit(1)
 

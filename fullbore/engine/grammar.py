@@ -54,7 +54,7 @@ class GrammarCompiler:
 
         if not self._tokenizer_file.is_file():
             return
-        text = self._tokenizer_file.read_text()
+        text = self._tokenizer_file.read_text(encoding="utf-8")
         # Some tokenizers have tokens that the model has no logits for; then their own number counts.
         for num_tokens in (self._vocab_size, None):
             with suppress(ValueError):  # or it cannot be used: nothing that other requests need
@@ -172,8 +172,9 @@ class GrammarQueue:
         return expired
 
     def _work(self) -> None:
-        self._compiler.load()
-        self.is_loaded = True
+        with suppress(Exception):  # a broken tokenizer: requests with a grammar are refused, others need none
+            self._compiler.load()
+        self.is_loaded = True  # in any case: the engine's start waits for it
         while True:
             pending = self._to_do.get()
             self._done.put((pending, self._compile(pending)))

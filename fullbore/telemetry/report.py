@@ -19,23 +19,24 @@ class Look(NamedTuple):
     """How a cause is shown, and what it means."""
 
     letter: str
-    colour: str
+    colour: str  # in a terminal
+    page_colour: str  # on white
     meaning: str
 
 
 LOOKS: Mapping[str, Look] = {
-    "compute": Look("#", "green", "computing"),
-    "host": Look("h", "cyan", "preparing, sampling, sending"),
-    "transfer": Look("t", "magenta", "hidden states on their way"),
-    "control": Look("c", "bright_magenta", "driver: result back, decide, next plan"),
-    "no-requests": Look(".", "bright_black", "no request at all"),
-    "memory": Look("m", "red", "requests waiting for KV cache"),
-    "few-requests": Look("f", "blue", "fewer requests running than stages"),
-    "packed": Look("p", "yellow", "requests in too few micro-batches"),
-    "depth": Look("d", "bright_red", "in-flight limit held back runnable work"),
-    "uneven": Look("u", "bright_yellow", "some micro-batches cost more than others"),
-    "imbalance": Look("i", "bright_blue", "a slower stage set the pace"),
-    "fill-drain": Look("/", "bright_cyan", "pipeline filling or running dry"),
+    "compute": Look("#", "green", "#2a9d4a", "computing"),
+    "host": Look("h", "cyan", "#3cc4c4", "preparing, sampling, sending"),
+    "transfer": Look("t", "magenta", "#b04cc8", "hidden states on their way"),
+    "control": Look("c", "bright_magenta", "#e583e0", "driver: result back, decide, next plan"),
+    "no-requests": Look(".", "bright_black", "#c8c8c8", "no request at all"),
+    "memory": Look("m", "red", "#d62f2f", "requests waiting for KV cache"),
+    "few-requests": Look("f", "blue", "#3566d4", "fewer requests running than stages"),
+    "packed": Look("p", "yellow", "#e0b000", "requests in too few micro-batches"),
+    "depth": Look("d", "bright_red", "#ff6b5e", "in-flight limit held back runnable work"),
+    "uneven": Look("u", "bright_yellow", "#f2dc4c", "some micro-batches cost more than others"),
+    "imbalance": Look("i", "bright_blue", "#7aa6ff", "a slower stage set the pace"),
+    "fill-drain": Look("/", "bright_cyan", "#8ee0ea", "pipeline filling or running dry"),
 }
 
 

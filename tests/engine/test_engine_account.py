@@ -64,7 +64,7 @@ def shares_of_idle_time(recording: Recording) -> dict[str, float]:
 
 
 EVEN = "sleep://layers=4,layer_ms=20"
-BY_TOKENS = "sleep://layers=6,layer_ms=0,token_ms=7"  # micro-batches of any size cost the same per request
+BY_TOKENS = "sleep://layers=6,layer_ms=0,token_ms=14"  # micro-batches of any size cost the same per request
 WRONG: dict[str, tuple[set[str], Run]] = {
     "one request on two stages": ({"few-requests"}, Run(2, 1, EVEN)),
     "one request on four stages": ({"few-requests"}, Run(4, 1, EVEN)),
@@ -88,7 +88,7 @@ def test_what_is_wrong_gets_most_of_the_blame(example: str) -> None:
     causes, run = WRONG[example]
     shares = shares_of_idle_time(run.recording())
     assert max(shares, key=lambda cause: shares[cause]) in causes, shares
-    assert sum(shares.get(cause, 0.0) for cause in causes) >= 0.55, shares  # on a quiet machine 0.8 and more
+    assert sum(shares.get(cause, 0.0) for cause in causes) >= 0.7, shares
     assert all(shares.get(cause, 0.0) > 0.1 for cause in causes), shares
 
 

@@ -187,6 +187,17 @@ def test_a_model_without_tokenizer_refuses_grammars_alone(tmp_path: Path) -> Non
         compiler.compile(GRAMMARS[0])
 
 
+def test_a_broken_tokenizer_does_not_keep_the_engine_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe{")
+    queue = GrammarQueue(GrammarCompiler(str(tmp_path), VOCAB_SIZE, ()))
+    end_s = time.monotonic() + 30
+    while not queue.is_loaded:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    queue.add(add_request(0, [1], 5), GRAMMARS[0], 0.0)
+    assert isinstance(wait(queue)[0].constraint, RequestError)
+
+
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 2, VOCAB_SIZE + 13])
 def test_models_with_fewer_or_more_tokens_than_their_tokenizer(model: Path, vocab_size: int) -> None:
     compiler = GrammarCompiler(str(model), vocab_size, (EOS_TOKEN_ID,))
