@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -9,11 +10,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub by accident
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fullbore.config import DEFAULT_MODEL
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """`fullbore serve` sets them for its whole process; the tests after one that calls it in this process start anew."""
+    loggers = [logging.getLogger(name) for name in (None, "fullbore", "fullbore.access")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
