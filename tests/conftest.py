@@ -20,7 +20,7 @@ from fullbore.config import DEFAULT_MODEL
 
 @pytest.fixture(autouse=True)
 def log_levels() -> Iterator[None]:
-    """`fullbore serve` sets them for its whole process; the tests after one that calls it in this process start anew."""
+    """`fullbore serve` sets them for its whole process; a test that calls it here leaves nothing to the next."""
     loggers = [logging.getLogger(name) for name in (None, "fullbore", "fullbore.access")]
     levels = [logger.level for logger in loggers]
     yield
