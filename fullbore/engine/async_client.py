@@ -47,20 +47,27 @@ class AsyncEngineClient:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, on_progress: OnProgress | None = None, on_model: OnModel | None = None
+        cls,
+        config: EngineConfig,
+        on_progress: OnProgress | None = None,
+        on_model: OnModel | None = None,
+        has_waiting_clients: bool = False,
     ) -> AsyncEngineClient:
         """Starts driver and stages and waits until requests may come. Cancelling it ends them.
 
         Args:
             on_progress: called with every step of loading, from another thread.
             on_model: called there with the model's folder before its weights are loaded; what it raises ends the start.
+            has_waiting_clients: as for EngineClient.start.
 
         Raises:
             FullboreError: the subclass that fits, with one sentence; nothing is left running.
         """
         cancelled = Event()
         try:
-            client = await asyncio.to_thread(EngineClient.start, config, on_progress, cancelled, on_model)
+            client = await asyncio.to_thread(
+                EngineClient.start, config, on_progress, cancelled, on_model, has_waiting_clients
+            )
         except asyncio.CancelledError:
             cancelled.set()
             raise

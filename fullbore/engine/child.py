@@ -18,6 +18,7 @@ import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
+_PAUSE_S = 1.5  # if this process itself did not run for this long, a parent that is stopped proves nothing
 
 
 def spawn(module: str, setup: msgspec.Struct, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -85,6 +86,33 @@ class ParentWatch(threading.Thread):
                 self._on_tick()
             time.sleep(self._period_s)
         self._on_orphaned()
+
+
+class StoppedParent:
+    """Ends a parent that is stopped (SIGSTOP) while this process runs on.
+
+    Those who wait for its answers would wait for ever; so the system closes their connections. One that is stopped
+    together with this process (Ctrl-Z), or by a debugger, is left alone.
+    """
+
+    def __init__(self, pid: int, limit_s: float) -> None:
+        self._pid = pid
+        self._limit_s = limit_s
+        self._since_s: float | None = None
+        self._last_look_s = time.monotonic()
+
+    def look(self) -> None:
+        """To be called about twice a second."""
+        now_s = time.monotonic()
+        has_paused = now_s - self._last_look_s > _PAUSE_S
+        self._last_look_s = now_s
+        if has_paused or not is_stopped(self._pid):
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        elif now_s - self._since_s > self._limit_s:
+            print(f"The server's process (pid {self._pid}) was stopped (SIGSTOP) and is ended.", file=sys.stderr)
+            os.kill(self._pid, signal.SIGKILL)
 
 
 def describe_exit(return_code: int) -> str:

@@ -61,7 +61,7 @@ class EngineClient:
 
     info: EngineInfo
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, has_waiting_clients: bool = False) -> None:
         """Starts the driver without waiting for it; use `start`."""
         self.config = config
         self.dead: EngineDead | None = None
@@ -83,7 +83,7 @@ class EngineClient:
         self.from_driver = self._context.socket(zmq.PULL)
         self.from_driver.set_hwm(0)
         self.from_driver.bind(run_dir.client_address(self._run_dir.path))
-        setup = DriverSetup(config, str(self._run_dir.path), os.getpid())
+        setup = DriverSetup(config, str(self._run_dir.path), os.getpid(), has_waiting_clients)
         # transformers makes torch create this folder; in here it goes away with everything else.
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(self._run_dir.path / "inductor"), **os.environ}
         self._process = spawn("fullbore.engine.driver", setup, environment)
@@ -96,6 +96,7 @@ class EngineClient:
         on_progress: OnProgress | None = None,
         cancelled: Event | None = None,
         on_model: OnModel | None = None,
+        has_waiting_clients: bool = False,
     ) -> EngineClient:
         """Starts driver and stages and waits until requests may come.
 
@@ -104,12 +105,14 @@ class EngineClient:
             cancelled: set it from another thread to give up.
             on_model: called with the folder of the model's tokenizer before weights are loaded; what it raises ends the
                 start.
+            has_waiting_clients: this process serves others; the driver ends it if it is stopped (SIGSTOP) for longer
+                than `stage_timeout_s` while everything else runs.
 
         Raises:
             FullboreError: the subclass that fits, with one sentence; nothing is left running.
         """
         config.validate()
-        client = cls(config)
+        client = cls(config, has_waiting_clients)
         try:
             client._wait_until_started(on_progress, cancelled, on_model)
         except BaseException:

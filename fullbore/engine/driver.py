@@ -17,7 +17,7 @@ import msgspec
 
 from fullbore.engine import run_dir
 from fullbore.engine.admission import make_scheduler_request
-from fullbore.engine.child import ParentWatch, ignore_terminal_signals
+from fullbore.engine.child import ParentWatch, StoppedParent, ignore_terminal_signals
 from fullbore.engine.grammar import GrammarCompiler, GrammarConstraint, GrammarQueue, Pending
 from fullbore.engine.links import POLL_MS, Links
 from fullbore.engine.messages import (
@@ -271,7 +271,8 @@ def main() -> None:
         run_dir.remove(setup.run_dir)
         os._exit(1)  # and the system ends the stages with their parent
 
-    ParentWatch(setup.client_pid, clean_up).start()
+    look = StoppedParent(setup.client_pid, setup.config.stage_timeout_s).look if setup.has_waiting_clients else None
+    ParentWatch(setup.client_pid, clean_up, look).start()
     links = Links(setup.run_dir)
     dead: EngineDead | None = None
     try:

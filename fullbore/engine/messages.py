@@ -24,6 +24,7 @@ class DriverSetup(Struct):
     config: EngineConfig
     run_dir: str  # private folder of this run: sockets and the torch.distributed rendezvous file
     client_pid: int
+    has_waiting_clients: bool  # people wait for what the client sends them: it must not be stopped for long
 
 
 # ---------------------------------------------------------------------------------------------- driver -> stage

@@ -60,7 +60,8 @@ async def _start_engine(
 ) -> AsyncEngineClient | None:
     """The running engine; None when a signal came first."""
     with StartProgress() as progress:
-        start = asyncio.create_task(AsyncEngineClient.start(config, progress.update, on_model))
+        starting = AsyncEngineClient.start(config, progress.update, on_model, has_waiting_clients=True)
+        start = asyncio.create_task(starting)
         stop = asyncio.create_task(stop_requested.wait())
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from fullbore.config import EngineConfig
-from fullbore.engine.child import describe_exit
+from fullbore.engine.child import StoppedParent, describe_exit
 from fullbore.engine.messages import EngineDead, Heartbeat, StageFailed
 from fullbore.engine.supervisor import StageProcess, Supervisor, cores_of_stages
 
@@ -149,3 +150,27 @@ def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores_of_stages(2, 2) == [(0, 1), (2, 3)]
     assert cores_of_stages(6, 1) == [(0,), (1,), (2,), (3,), (0,), (1,)]
     assert cores_of_stages(1, 8) == [(0, 1, 2, 3)]
+
+
+def test_a_parent_stopped_alone_is_ended(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        now_s = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: now_s)
+        parent = StoppedParent(process.pid, limit_s=4.0)
+
+        def look_for(seconds: float, pause_s: float = 0.5) -> bool:
+            """Whether it is ended meanwhile."""
+            nonlocal now_s
+            for _ in range(int(seconds / pause_s)):
+                now_s += pause_s
+                parent.look()
+            return "was stopped (SIGSTOP)" in capfd.readouterr().err
+
+        assert not look_for(10)
+        process.send_signal(signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            pass
+        assert not look_for(60, pause_s=10), "this process was stopped, too"
+        assert not look_for(3)
+        assert look_for(3)
+        assert process.wait() == -signal.SIGKILL

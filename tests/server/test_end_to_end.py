@@ -253,15 +253,12 @@ def test_a_second_ctrl_c_cuts_what_is_running(model_folder: Path, tmp_path: Path
     assert "Traceback" not in server.errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_stage_that_dies_or_hangs_ends_the_server_within_seconds(
-    model_folder: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_stage_that_dies_ends_the_server_within_seconds(model_folder: Path, tmp_path: Path) -> None:
     body = {"prompt": "z", "max_tokens": 500, "ignore_eos": True}
     with ServeProcess(model_folder, "--pp-size", "2", temporary=tmp_path) as server:
         processes = server.processes()
         victim = httpx.get(f"{server.url}/server_info", timeout=60).json()["stages"][1]["pid"]
-        psutil.Process(victim).send_signal(number)
+        psutil.Process(victim).kill()
         start_s = time.monotonic()
         response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         waited_s = time.monotonic() - start_s
