@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import linear as plain_linear
@@ -40,8 +40,20 @@ class TorchBatch:
         )
 
 
-class StaticBatch:
-    """A decode micro-batch in the shapes of a bucket, in tensors that stay where they are.
+class StaticBatch(Protocol):
+    """A decode micro-batch in the shapes of a bucket, in tensors that stay where they are: what a CUDA graph reads."""
+
+    def fill(self, rows: DecodeRows) -> None:
+        """Takes over what was padded for the bucket."""
+        ...
+
+    def batch(self) -> Batch:
+        """What the layers need, made from the tensors by operations on the device alone, so that a graph holds them."""
+        ...
+
+
+class TorchStaticBatch:
+    """See `StaticBatch`.
 
     Args:
         longest_context: of any request in any bucket, in tokens.
@@ -61,7 +73,6 @@ class StaticBatch:
         self._tables = tables.view(requests, blocks)
 
     def fill(self, rows: DecodeRows) -> None:
-        """Takes over what was padded for the bucket."""
         values = [value for column in rows[:-1] for value in column]
         for table in rows.tables:
             values += table
@@ -69,7 +80,6 @@ class StaticBatch:
         self._integers.copy_(host, non_blocking=True)  # torch keeps pinned memory until the copy is done
 
     def batch(self) -> Batch:
-        """What the layers need, made from the tensors by operations on the device alone, so that a graph holds them."""
         cache = self._cache
         requests, blocks = self._tables.shape
         context_length = blocks * cache.page_size
@@ -131,12 +141,12 @@ class TorchKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, (x.shape[-1],), weight, epsilon)
 
-    def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> TorchBatch:
+    def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> Batch:
         return TorchBatch.build(micro_batch, cache)
 
     def static_batch(self, bucket: Bucket, cache: KVCache, longest_context: int) -> StaticBatch:
         """For a CUDA graph; see graphs.py."""
-        return StaticBatch(bucket, cache, longest_context)
+        return TorchStaticBatch(bucket, cache, longest_context)
 
     def attend(
         self,
@@ -165,7 +175,7 @@ class TorchKernels:
         key: torch.Tensor,
         value: torch.Tensor,
         layer: int,
-        batch: TorchBatch,
+        batch: Any,
         cache: KVCache,
         scale: float,
     ) -> torch.Tensor:
