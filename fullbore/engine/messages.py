@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -39,6 +39,7 @@ class StageSetup(Struct, tag=True):
     partition: tuple[int, ...]  # layers per stage, for all stages
     device: str  # "cpu", "cuda:0", ...
     dtype: str  # resolved: "float32", ...
+    transport: Literal["gloo", "nccl"]  # of hidden states; see placement.choose_transport
     cpu_cores: tuple[int, ...]  # cores to pin to; empty: none
     run_dir: str  # private folder of this run: sockets and the torch.distributed rendezvous file
     driver_pid: int

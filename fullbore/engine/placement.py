@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -78,6 +79,11 @@ def place_model(config: EngineConfig, on_progress: Progress | None = None) -> Pl
         devices=devices,
         partition=partition,
     )
+
+
+def choose_transport(devices: Sequence[str]) -> Literal["gloo", "nccl"]:
+    """How hidden states travel: NCCL needs a GPU for each stage alone; gloo goes through the host's memory."""
+    return "nccl" if "cpu" not in devices and len(set(devices)) == len(devices) else "gloo"
 
 
 def stage_weight_bytes(spec: ModelSpec, partition: Sequence[int], param_bytes: int) -> list[int]:

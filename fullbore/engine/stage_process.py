@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import zmq
@@ -40,6 +40,7 @@ from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.telemetry.spans import StageRecord
 
 if TYPE_CHECKING:  # torch is imported late, when heartbeats already beat
+    from fullbore.engine.nccl_transport import NcclTransport
     from fullbore.engine.runner import Runner
     from fullbore.engine.transport import Received, Transport
 
@@ -148,14 +149,22 @@ class Stage:
         from fullbore.engine.transport import TorchTransport
 
         config = self.setup.config
-        transport = TorchTransport(
-            stage=self.stage,
-            num_stages=len(self.setup.partition),
-            hidden_size=self.runner.hidden_size,
-            dtype=self.runner.dtype,
-            device=torch.device(self.setup.device),
-            max_tokens=config.chunked_prefill_size + config.max_running_requests,
-        )
+        device = torch.device(self.setup.device)
+        ends: dict[str, Any] = {
+            "stage": self.stage,
+            "num_stages": len(self.setup.partition),
+            "hidden_size": self.runner.hidden_size,
+            "dtype": self.runner.dtype,
+            "device": device,
+            "max_tokens": config.chunked_prefill_size + config.max_running_requests,
+        }
+        transport: TorchTransport | NcclTransport
+        if self.setup.transport == "nccl":
+            from fullbore.engine.nccl_transport import CudaStreams, NcclTransport
+
+            transport = NcclTransport(**ends, streams=CudaStreams(device))
+        else:
+            transport = TorchTransport(**ends)
         transport.connect(run_dir.rendezvous_file(self.setup.run_dir))
         hop_s = sleep_model.hop_s(self.setup.model_path)
         return SlowLink(transport, hop_s) if hop_s else transport

@@ -25,7 +25,7 @@ from fullbore.engine.messages import (
     StageSetup,
     StopDriver,
 )
-from fullbore.engine.placement import Placement
+from fullbore.engine.placement import Placement, choose_transport
 from fullbore.engine.probe import Passage, Probe
 from fullbore.engine.sizing import num_kv_blocks
 from fullbore.engine.supervisor import Supervisor, cores_of_stages
@@ -52,6 +52,7 @@ def start_stages(config: EngineConfig, placement: Placement, path: str, links: L
             partition=placement.partition,
             device=placement.devices[stage],
             dtype=placement.dtype,
+            transport=choose_transport(placement.devices),
             cpu_cores=cores[stage],
             run_dir=path,
             driver_pid=os.getpid(),

@@ -135,19 +135,24 @@ def _explain_mismatch(found: tuple[Any, ...], expected: tuple[Any, ...]) -> str:
 
 
 class BufferPool:
-    """Message buffers, reused. All have room for `max_tokens` rows; a larger message gets a buffer that is not kept."""
+    """Message buffers in the host's memory, reused. All have room for `max_tokens` rows; a larger message gets a buffer
+    that is not kept.
 
-    def __init__(self, message_format: MessageFormat, max_tokens: int, device: torch.device) -> None:
+    Args:
+        is_pinned: rows go to and from a GPU; pages that stay in place are copied faster.
+    """
+
+    def __init__(self, message_format: MessageFormat, max_tokens: int, is_pinned: bool = False) -> None:
         self._format = message_format
         self._num_bytes = message_format.num_bytes(max_tokens)
-        self._device = device
+        self._is_pinned = is_pinned
         self._free: list[torch.Tensor] = []
 
     def take(self, num_tokens: int) -> torch.Tensor:
         num_bytes = self._format.num_bytes(num_tokens)
         if num_bytes <= self._num_bytes and self._free:
             return self._free.pop()
-        return torch.empty(max(num_bytes, self._num_bytes), dtype=torch.uint8, device=self._device)
+        return torch.empty(max(num_bytes, self._num_bytes), dtype=torch.uint8, pin_memory=self._is_pinned)
 
     def give_back(self, buffer: torch.Tensor) -> None:
         if buffer.numel() == self._num_bytes:
@@ -163,16 +168,15 @@ class _TorchReceived:
         self._micro_batch_id = micro_batch_id
         self._num_tokens = num_tokens
         self._buffer = transport.receive_buffers.take(num_tokens)
-        # gloo ends the process when a message is longer than the buffer but takes a shorter one, so there the whole
-        # buffer is offered and the header decides. NCCL needs equal sizes on both sides.
-        exact = transport.message_format.num_bytes(num_tokens)
-        posted = self._buffer[:exact] if transport.is_nccl else self._buffer
+        # gloo ends the process when a message is longer than the buffer but takes a shorter one, so the whole buffer is
+        # offered and the header decides.
         self._peer = transport.stage - 1
-        self._work = _guarded(transport, self._peer, lambda: dist.irecv(posted, src=self._peer))
+        self._work = guarded(transport.stage, self._peer, lambda: dist.irecv(self._buffer, src=self._peer))
 
     def wait(self) -> torch.Tensor:
-        _guarded(self._transport, self._peer, self._work.wait)
-        return self._transport.message_format.read(self._buffer, self._micro_batch_id, self._num_tokens)
+        guarded(self._transport.stage, self._peer, self._work.wait)
+        rows = self._transport.message_format.read(self._buffer, self._micro_batch_id, self._num_tokens)
+        return rows.to(self._transport.device)
 
     def release(self) -> None:
         self._transport.receive_buffers.give_back(self._buffer)
@@ -184,24 +188,41 @@ class _TorchSent:
         self._buffer: torch.Tensor | None = transport.send_buffers.take(hidden.shape[0])
         message = transport.message_format.write(self._buffer, micro_batch_id, hidden)
         self._peer = transport.stage + 1
-        self._work = _guarded(transport, self._peer, lambda: dist.isend(message, dst=self._peer))
+        self._work = guarded(transport.stage, self._peer, lambda: dist.isend(message, dst=self._peer))
 
     def wait(self) -> None:
         if self._buffer is not None:
-            _guarded(self._transport, self._peer, self._work.wait)
+            guarded(self._transport.stage, self._peer, self._work.wait)
             self._transport.send_buffers.give_back(self._buffer)
             self._buffer = None
 
 
-def _guarded(transport: TorchTransport, peer: int, action: Callable[[], Any]) -> Any:
+def guarded(stage: int, peer: int, action: Callable[[], Any]) -> Any:
+    """Does something with torch.distributed. Raises PeerLostError where it fails."""
     try:
         return action()
     except RuntimeError as error:
-        raise PeerLostError(f"Stage {transport.stage} lost the connection to stage {peer}: {error}") from error
+        raise PeerLostError(f"Stage {stage} lost the connection to stage {peer}: {error}") from error
+
+
+def join_process_group(backend: str, rendezvous_file: Path, stage: int, num_stages: int) -> None:
+    """Meets the other stages through a file in the private run folder."""
+    store = dist.FileStore(str(rendezvous_file), num_stages)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=stage, world_size=num_stages, timeout=_FOREVER)
+
+
+def max_outstanding_sends(num_stages: int) -> int:
+    """Beyond the in-flight limit the oldest send has surely been received, so waiting for it takes no time."""
+    return 2 * num_stages + 4
 
 
 class TorchTransport:
-    """`torch.distributed` point-to-point: gloo between CPU stages, NCCL between GPU stages (one device per stage)."""
+    """`torch.distributed` point-to-point by gloo: between CPU stages, and through the host's memory between stages that
+    share a GPU, which NCCL cannot serve.
+
+    Args:
+        device: of the hidden states.
+    """
 
     def __init__(
         self,
@@ -216,24 +237,14 @@ class TorchTransport:
         self.stage = stage
         self.num_stages = num_stages
         self.device = device
-        self.is_nccl = device.type == "cuda"
         self.message_format = MessageFormat(hidden_size, dtype)
-        self.receive_buffers = BufferPool(self.message_format, max_tokens, device)
-        self.send_buffers = BufferPool(self.message_format, max_tokens, device)
+        self.receive_buffers = BufferPool(self.message_format, max_tokens, is_pinned=device.type == "cuda")
+        self.send_buffers = BufferPool(self.message_format, max_tokens, is_pinned=device.type == "cuda")
         self._outstanding: deque[_TorchSent] = deque()
-        # Beyond the in-flight limit the oldest send has surely been received, so waiting for it takes no time.
-        self._max_outstanding = 2 * num_stages + 4
 
     def connect(self, rendezvous_file: Path) -> None:
-        """Meets the other stages through a file in the private run folder and exchanges a ping with the neighbours."""
-        store = dist.FileStore(str(rendezvous_file), self.num_stages)  # type: ignore[attr-defined]
-        dist.init_process_group(
-            "nccl" if self.is_nccl else "gloo",
-            store=store,
-            rank=self.stage,
-            world_size=self.num_stages,
-            timeout=_FOREVER,
-        )  # no device_id: with it NCCL would send and receive in one queue, and a posted receive would hold up a send
+        """Meets the other stages and exchanges a ping with the neighbours."""
+        join_process_group("gloo", rendezvous_file, self.stage, self.num_stages)
         if self.stage > 0:
             ping = self.post_receive(PING_ID, 0)
             ping.wait()
@@ -246,7 +257,7 @@ class TorchTransport:
         return _TorchReceived(self, micro_batch_id, num_tokens)
 
     def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
-        while len(self._outstanding) >= self._max_outstanding:
+        while len(self._outstanding) >= max_outstanding_sends(self.num_stages):
             self._outstanding.popleft().wait()
         sent = _TorchSent(self, micro_batch_id, hidden)
         self._outstanding.append(sent)

@@ -71,12 +71,15 @@ def test_loopback_checks_as_the_real_one_does() -> None:
         second.post_receive(7, 2).wait()
 
 
-def run_peers(folder: Path, scenario: str) -> str:
+def run_peers(folder: Path, scenario: str, kind: str = "gloo") -> str:
     """Runs both ends as processes; returns what the receiver printed."""
     command = [sys.executable, str(PEER)]
-    sender = subprocess.Popen([*command, "0", str(folder / "rendezvous"), scenario])
+    sender = subprocess.Popen([*command, "0", str(folder / "rendezvous"), scenario, kind])
     receiver = subprocess.Popen(
-        [*command, "1", str(folder / "rendezvous"), scenario], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "1", str(folder / "rendezvous"), scenario, kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         output, errors = receiver.communicate(timeout=120)

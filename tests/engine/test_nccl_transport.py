@@ -1,0 +1,148 @@
+"""The transport between GPUs without a GPU: gloo in NCCL's place, and a model of streams that finds races."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from stream_model import Mark, StreamModel
+from test_transport import run_peers
+
+from fullbore.engine import nccl_transport
+from fullbore.engine.nccl_transport import NcclTransport
+from fullbore.engine.placement import choose_transport
+from fullbore.engine.transport import MessageFormat
+
+HIDDEN_SIZE = 4
+
+
+def test_nccl_only_where_every_stage_has_a_gpu_of_its_own() -> None:
+    assert choose_transport(["cuda:0", "cuda:1", "cuda:2"]) == "nccl"
+    assert choose_transport(["cuda:0", "cuda:0"]) == "gloo"
+    assert choose_transport(["cuda:0", "cuda:1", "cuda:0"]) == "gloo"
+    assert choose_transport(["cpu", "cpu"]) == "gloo"
+
+
+def test_many_messages_in_flight_between_processes(tmp_path: Path) -> None:
+    assert run_peers(tmp_path, "many", "nccl") == "received all\n"
+
+
+def test_lost_neighbour_between_processes(tmp_path: Path) -> None:
+    assert run_peers(tmp_path, "nothing", "nccl").startswith("Stage 1 lost the connection to stage 0")
+
+
+class Work:
+    """What NCCL gives back: waiting makes the current stream wait, not the host."""
+
+    def __init__(self, model: StreamModel, end: Mark) -> None:
+        self._model, self._end = model, end
+
+    def wait(self) -> None:
+        order = self._model.transfer_after if self._model.current == "transfer" else self._model.compute_after
+        order(self._end)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> StreamModel:
+    """All that happens to buffers is noted; nothing is transferred."""
+    model = StreamModel()
+
+    def irecv(buffer: torch.Tensor, src: int) -> Work:
+        return Work(model, model.launch_on_nccl("receive", buffer, writes=True))
+
+    def isend(buffer: torch.Tensor, dst: int) -> Work:
+        return Work(model, model.launch_on_nccl("send", buffer, writes=False))
+
+    def write(self: MessageFormat, buffer: torch.Tensor, micro_batch_id: int, hidden: torch.Tensor) -> torch.Tensor:
+        model.access(model.current, buffer, writes=True)
+        return buffer[: self.num_bytes(len(hidden))]
+
+    def read(self: MessageFormat, buffer: torch.Tensor, micro_batch_id: int, num_tokens: int) -> torch.Tensor:
+        model.access(model.current, buffer, writes=False)
+        return self.rows(buffer, num_tokens)
+
+    monkeypatch.setattr(dist, "irecv", irecv)
+    monkeypatch.setattr(dist, "isend", isend)
+    monkeypatch.setattr(MessageFormat, "write", write)
+    monkeypatch.setattr(MessageFormat, "read", read)
+    return model
+
+
+def middle_stage(model: StreamModel) -> NcclTransport:
+    return NcclTransport(
+        stage=1,
+        num_stages=3,
+        hidden_size=HIDDEN_SIZE,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_tokens=8,
+        streams=model,
+    )
+
+
+def pass_on(transport: NcclTransport, model: StreamModel, count: int, ahead: int) -> None:
+    """Receives, computes and sends micro-batches as a stage does, with some receives posted ahead."""
+    posted = {k: transport.post_receive(k, 2) for k in range(ahead)}
+    for k in range(count):
+        received = posted.pop(k)
+        rows = received.wait()
+        model.access("compute", buffer_of(rows), writes=False)
+        transport.send(k, torch.zeros(2, HIDDEN_SIZE))
+        received.release()
+        if k + ahead < count:
+            posted[k + ahead] = transport.post_receive(k + ahead, 2)
+    transport.close()
+
+
+def buffer_of(rows: torch.Tensor) -> torch.Tensor:
+    """From the first byte of its message, which is how the model of streams names buffers."""
+    return torch.empty(0, dtype=torch.uint8).set_(rows.untyped_storage())
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_no_buffer_is_touched_too_early(model: StreamModel, ahead: int) -> None:
+    transport = middle_stage(model)
+    pass_on(transport, model, 60, ahead)
+    assert model.races == []
+    assert len(transport.receive_buffers._free) == ahead
+    assert len(transport.send_buffers._free) <= nccl_transport.max_outstanding_sends(3)
+
+
+def test_a_posted_receive_holds_up_neither_compute_nor_send(model: StreamModel) -> None:
+    transport = middle_stage(model)
+    transport.post_receive(0, 2)
+    pending = model.clocks["receive"]["receive"]
+    transport.send(0, torch.zeros(2, HIDDEN_SIZE))
+    for queue in ("compute", "transfer", "send", "host"):
+        assert model.clocks[queue].get("receive", 0) < pending, queue
+
+
+def test_a_send_under_way_does_not_hold_up_compute(model: StreamModel) -> None:
+    transport = middle_stage(model)
+    for k in range(nccl_transport.max_outstanding_sends(3)):
+        transport.send(k, torch.zeros(2, HIDDEN_SIZE))
+        assert "send" not in model.clocks["compute"]
+        assert "send" not in model.clocks["host"]
+
+
+def test_larger_messages_than_usual_are_not_freed_under_a_send(model: StreamModel) -> None:
+    transport = middle_stage(model)
+    sent = transport.send(0, torch.zeros(20, HIDDEN_SIZE))
+    sent.wait()
+    assert model.clocks["host"]["send"] == 1
+    assert not transport.send_buffers._free
+
+
+@pytest.mark.parametrize("forgotten", ["compute_after", "transfer_after"])
+def test_the_race_detector_finds_a_missing_order(
+    model: StreamModel, forgotten: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = middle_stage(model)
+    monkeypatch.setattr(Mark, "synchronize", lambda self: None)
+    if forgotten == "transfer_after":  # the work's own wait has to stay
+        monkeypatch.setattr(Work, "wait", lambda self: StreamModel.transfer_after(model, self._end))
+    monkeypatch.setattr(model, forgotten, lambda mark: None)
+    pass_on(transport, model, 60, 3)
+    assert model.races
