@@ -56,16 +56,23 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         Backend, _doc("Model code: native is fast, transformers (Hugging Face's) knows more models; 'auto' chooses.")
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], _doc("Where stages run; 'auto' takes GPUs if any.")] = "auto"
+    devices: Annotated[
+        tuple[str, ...], _doc("Device of each stage, e.g. cuda:0,cuda:0 (two on one GPU); default: one GPU each.")
+    ] = ()
     threads_per_stage: Annotated[int, _doc("CPU threads of each stage, pinned to cores of their own.")] = 1
-    disable_cuda_graph: Annotated[
-        bool, _doc("Run decode steps eagerly on GPU; without effect yet, they always do.")
-    ] = False
+    disable_cuda_graph: Annotated[bool, _doc("Run decode steps on a GPU eagerly, not from CUDA graphs.")] = False
     random_seed: Annotated[int, _doc("Seed for requests that bring none.")] = 0
     stage_timeout_s: Annotated[
         float, _doc("A stage silent for longer than this is declared dead and the server exits.")
     ] = 4.0
     step_timeout_s: Annotated[float, _doc("Longest time that one micro-batch may compute on one stage.")] = 300.0
     load_timeout_s: Annotated[float, _doc("Longest time that loading the model may take.")] = 1800.0
+
+    @property
+    def most_in_micro_batch(self) -> int:
+        """Requests that can be in one micro-batch."""
+        cap = self.pp_max_micro_batch_size
+        return self.max_running_requests if cap == "auto" else min(cap, self.max_running_requests)
 
     def validate(self) -> None:
         """Checks every setting on its own and against the others.
@@ -88,6 +95,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag(name)} must be a positive number of seconds, got {getattr(self, name)}.")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static <= 1:
             raise ConfigError(f"--mem-fraction-static must be in (0, 1], got {self.mem_fraction_static}.")
+        if self.devices and len(self.devices) != self.pp_size:
+            raise ConfigError(
+                f"--devices names {len(self.devices)} devices but --pp-size is {self.pp_size}; give one per stage."
+            )
         if self.pp_layer_partition is not None:
             if len(self.pp_layer_partition) != self.pp_size:
                 raise ConfigError(

@@ -94,7 +94,7 @@ class Driver:
             self.supervisor.heard(message)
             return
         record = message.record
-        self.records.add_step(record)
+        self.records.add_step(record, message.used_graph)
         self.scheduler.observe(record)
         now_s = self._progress_s = time.monotonic()
         if record.stage < self._last_stage:
@@ -229,6 +229,7 @@ class Driver:
             in_flight_at_launch=dict(self.records.in_flight_at_launch),
             requests_in_micro_batch=dict(self.records.requests_in_micro_batch),
             stage_busy_s=self.records.stage_busy_s,
+            graph_steps=self.records.graph_steps,
             steps_in_bucket=self.records.steps_in_bucket,
         )
 

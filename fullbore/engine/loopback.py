@@ -163,7 +163,7 @@ class LoopbackEngine:
         now_ns = int(self.now_s * 1e9)
         start_ns = now_ns - int(_TICK_S * 1e9)
         record = StageRecord(stage.stage, micro_batch.id, *[start_ns] * 4, *[now_ns] * 4)
-        self.records.add_step(record)
+        self.records.add_step(record, stage.runner.used_graph)
         self.scheduler.observe(record)
         if token_ids is None:
             return []

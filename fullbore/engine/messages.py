@@ -103,6 +103,7 @@ class Executed(Struct, tag=True):
     record: StageRecord
     token_ids: list[int | None] | None
     logprobs: MicroBatchLogprobs | None = None  # None: no run asked for any
+    used_graph: bool = False  # the layers ran as a CUDA graph
 
 
 class StageFailed(Struct, tag=True):
@@ -247,6 +248,7 @@ class EngineStats(Struct, tag=True):
     in_flight_at_launch: dict[int, int]  # how many micro-batches were in flight after each launch -> launches
     requests_in_micro_batch: dict[int, int]  # size in requests -> launches
     stage_busy_s: list[float]
+    graph_steps: list[int]  # per stage: micro-batches whose layers ran as a CUDA graph
     steps_in_bucket: list[list[int]]  # per stage: steps by duration, see records.STEP_BUCKETS_S
 
 

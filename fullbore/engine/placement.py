@@ -54,7 +54,7 @@ def place_model(config: EngineConfig, on_progress: Progress | None = None) -> Pl
     model = resolve_model(config.model, on_progress)
     spec = ModelSpec.from_folder(model.path)
     check_num_stages(spec.num_layers, config.pp_size)
-    devices = resolve_devices(config.device, config.pp_size)
+    devices = resolve_devices(config.device, config.pp_size, config.devices)
     dtype = resolve_dtype(config.dtype, devices[0], spec.dtype)
     param_bytes = _DTYPE_BYTES[dtype]
     if config.backend != "transformers" and devices[0] == "cpu" and runs_on_own_kernels(model.path, spec):

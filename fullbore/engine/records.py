@@ -31,6 +31,7 @@ class Records:
         self.in_flight_at_launch: Counter[int] = Counter()
         self.requests_in_micro_batch: Counter[int] = Counter()
         self.stage_busy_s = [0.0] * pp_size
+        self.graph_steps = [0] * pp_size
         self.steps_in_bucket = [[0] * (len(STEP_BUCKETS_S) + 1) for _ in range(pp_size)]
 
     def add_event(self, record: DriverRecord) -> None:
@@ -41,11 +42,12 @@ class Records:
             self.in_flight_at_launch[record.in_flight] += 1
             self.requests_in_micro_batch[record.num_requests] += 1
 
-    def add_step(self, record: StageRecord) -> None:
+    def add_step(self, record: StageRecord, used_graph: bool = False) -> None:
         """Takes in a stage's record of a micro-batch; of each stage in their order."""
         self._stages[record.stage].append(record)
         busy_s = (record.sample_end_ns - record.compute_start_ns) * 1e-9
         self.stage_busy_s[record.stage] += busy_s
+        self.graph_steps[record.stage] += used_graph
         self.steps_in_bucket[record.stage][bisect_left(STEP_BUCKETS_S, busy_s)] += 1
 
     def recording(self, now_ns: int, seconds: float, since_ns: int | None = None) -> Recording:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from fullbore.config import EngineConfig
 from fullbore.engine.messages import StageSetup
 from fullbore.engine.sleep_model import is_sleep_model
 from fullbore.scheduler.logprobs import MicroBatchLogprobs
@@ -28,6 +29,11 @@ class Runner(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+
+    @property
+    def used_graph(self) -> bool:
+        """Whether the last `forward` came from a CUDA graph."""
+        ...
 
     def allocate_kv(self, num_blocks: int) -> None: ...
 
@@ -74,4 +80,10 @@ def load_runner(setup: StageSetup, on_progress: Callable[[int, int], None]) -> R
         page_size=setup.config.page_size,
         on_progress=on_progress,
         backend=setup.config.backend,
+        graph_requests=graph_requests(setup.config, setup.device),
     )
+
+
+def graph_requests(config: EngineConfig, device: str) -> int:
+    """Decode micro-batches of up to so many requests run in CUDA graphs; 0: none do."""
+    return 0 if device == "cpu" or config.disable_cuda_graph else config.most_in_micro_batch

@@ -30,6 +30,7 @@ class SleepRunner:
     """
 
     dtype = torch.float32
+    used_graph = False
 
     def __init__(self, model: SleepModel, stage: int, partition: Sequence[int], page_size: int) -> None:
         self.model = model

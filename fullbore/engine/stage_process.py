@@ -222,7 +222,7 @@ class Stage:
             send_start_ns=send_start_ns,
             send_end_ns=send_end_ns,
         )
-        self.link.send(Executed(record, token_ids, logprobs))
+        self.link.send(Executed(record, token_ids, logprobs, self.runner.used_graph))
 
     def _synchronize(self) -> None:
         """On a GPU, waits until the work is done and not only queued, so that recorded times are true."""

@@ -142,6 +142,7 @@ def _describe(config: EngineConfig, placement: Placement, loaded: Sequence[Loade
             max_total_tokens=capacity_tokens,
             dtype=placement.dtype,
             device=device,
+            devices=placement.devices,
         ),
         model_path=placement.path,
         model_name=placement.name,
@@ -179,8 +180,7 @@ def scheduler_config(config: EngineConfig, num_kv_blocks: int, context_length: i
 
 def measure(costs: CostModel, info: EngineInfo, start_up: StartUp) -> None:
     """Fills the scheduler's cost model with what the stages take, before the first request comes."""
-    cap = info.config.pp_max_micro_batch_size
-    most_requests = info.config.max_running_requests if cap == "auto" else cap
+    most_requests = info.config.most_in_micro_batch
     probe = Probe(costs, start_up.run_alone, info.num_kv_blocks, info.config.page_size)
     probe.measure_decode(most_requests)
     probe.measure_context(most_requests, info.context_length)

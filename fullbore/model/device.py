@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import platform
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -26,23 +28,41 @@ def torch_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def resolve_devices(device: str, pp_size: int) -> tuple[str, ...]:
+def resolve_devices(device: str, pp_size: int, devices: Sequence[str] = ()) -> tuple[str, ...]:
     """The device of each stage: `cuda:0`, `cuda:1`, … or `cpu`. "auto" takes GPUs if there is one per stage.
 
+    Args:
+        devices: one per stage, if the user names them; several stages may share a GPU.
+
     Raises:
-        ConfigError: GPUs were asked for and there are fewer than stages, or the name is unknown.
+        ConfigError: GPUs were asked for and there are fewer than stages, or a name is unknown.
     """
+    if devices:
+        _check_devices(devices)
+        return tuple(devices)
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device must be one of auto, cpu, cuda, got {device}.")
     num_gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if device == "cuda" and num_gpus < pp_size:
         raise ConfigError(
             f"--device cuda needs one GPU per stage: --pp-size is {pp_size} but {num_gpus} can be used; "
-            "lower --pp-size or give --device cpu."
+            "lower --pp-size, give --device cpu, or name the device of each stage with --devices."
         )
     if num_gpus >= pp_size:
         return tuple(f"cuda:{stage}" for stage in range(pp_size))
     return ("cpu",) * pp_size
+
+
+def _check_devices(devices: Sequence[str]) -> None:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if all(device == "cpu" for device in devices):
+        return
+    for device in devices:
+        match = re.fullmatch(r"cuda:(\d+)", device)
+        if match is None:
+            raise ConfigError(f"--devices must be all cpu, or all cuda:0, cuda:1, …; got {','.join(devices)}.")
+        if int(match[1]) >= num_gpus:
+            raise ConfigError(f"--devices names {device} but {num_gpus} GPUs can be used; see `nvidia-smi`.")
 
 
 def resolve_dtype(dtype: str, device: str, checkpoint_dtype: str) -> str:

@@ -89,10 +89,13 @@ class KVCache:
         head_dim = cache.shape[-1]
         page_elements = self.page_size * head_dim
         num_rows = len(block_rows)
+        rows = cache.view(-1, page_elements)
+        if not cache.is_cpu:  # torch keeps what is freed there; and a CUDA graph must not use what is replaced later
+            return buffer, torch.index_select(rows, 0, block_rows).view(num_runs, self.num_heads, -1, head_dim)
         if buffer.numel() < num_rows * page_elements:  # fresh memory for each call would cost more than the copy
             buffer = cache.new_empty(num_rows * page_elements)
         gathered = buffer[: num_rows * page_elements].view(num_rows, page_elements)
-        torch.index_select(cache.view(-1, page_elements), 0, block_rows, out=gathered)
+        torch.index_select(rows, 0, block_rows, out=gathered)
         return buffer, gathered.view(num_runs, self.num_heads, -1, head_dim)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,14 +20,29 @@ from fullbore.model.stage_module import StageModule
 from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs, join
 from fullbore.scheduler.micro_batch import MicroBatch, PromptLogprobs, Run
 
+if TYPE_CHECKING:  # imported late: only the native backend has graphs
+    from fullbore.model.native.buckets import Bucket
+    from fullbore.model.native.graphs import DecodeGraphs
+    from fullbore.model.native.torch_kernels import TorchKernels
+
 _LOGPROB_ROWS = 64  # prompt positions whose logits exist at one time
 
 
 class StageRunner:
-    """One pipeline stage: its layers, its KV blocks. Micro-batches run in the order of the calls."""
+    """One pipeline stage: its layers, its KV blocks. Micro-batches run in the order of the calls.
+
+    `used_graph`: whether the last `forward` came from a CUDA graph.
+    """
 
     def __init__(
-        self, spec: ModelSpec, stage: int, module: StageModule, page_size: int, device: str, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        stage: int,
+        module: StageModule,
+        page_size: int,
+        device: str,
+        dtype: torch.dtype,
+        graph_requests: int = 0,
     ) -> None:
         self.stage = stage
         self.device = device
@@ -37,8 +52,12 @@ class StageRunner:
         self.is_last = module.is_last
         self._spec = spec
         self._module = module
+        self._graph_requests = graph_requests
+        self._graphs: DecodeGraphs | None = None
+        self.used_graph = False
         self._cache: KVCache | None = None
-        self._prepared: tuple[MicroBatch, Any] | None = None  # the next one, and what the module made of it
+        # The next one, the graph for it if there is one, or what the module made of it.
+        self._prepared: tuple[MicroBatch, Bucket | None, Any] | None = None
         self._prompt_logprobs: list[Logprobs] = []  # of the micro-batch computed last
         self.dtype = dtype
         self.weight_bytes = module.weight_bytes()
@@ -57,6 +76,7 @@ class StageRunner:
         page_size: int,
         on_progress: Callable[[int, int], None] | None = None,
         backend: Backend = "auto",
+        graph_requests: int = 0,
     ) -> StageRunner:
         """Builds stage `stage` of a Hugging Face folder and reads its tensors, no others.
 
@@ -67,6 +87,8 @@ class StageRunner:
             page_size: tokens per KV block.
             on_progress: called with (loaded_bytes, total_bytes) of the files after every tensor.
             backend: "auto" is native for the models that it can run, otherwise transformers.
+            graph_requests: decode micro-batches of up to so many requests run in CUDA graphs, where the backend can;
+                0: none do.
 
         Raises:
             ModelError: the folder is incomplete, broken or not supported, or does not fit the partition.
@@ -86,21 +108,25 @@ class StageRunner:
         module.load(Checkpoint.open(model_path), on_progress)
         if device == "cpu":
             keep_freed_memory()
-        return cls(spec, stage, module, page_size, device, element)
+        return cls(spec, stage, module, page_size, device, element, graph_requests)
 
     def free_memory_bytes(self) -> int:
         """Memory that can still be allocated on this stage's device; stages on one host report the same memory."""
+        if self.device != "cpu":
+            torch.cuda.empty_cache()  # what loading needed besides the weights
         return free_memory_bytes(self.device)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        """Allocates the KV blocks 0 … num_blocks-1 in every layer of the stage.
+        """Allocates the KV blocks 0 … num_blocks-1 in every layer of the stage, and captures the CUDA graphs, if any.
 
         Raises:
             OutOfMemoryError: they do not fit.
         """
-        self._cache = None
+        self._cache = self._graphs = None
+        graph_kernels = self._graph_kernels()
+        scratch_blocks = 1 if graph_kernels is not None else 0
         _require_memory(
-            num_blocks * self.kv_block_bytes,
+            (num_blocks + scratch_blocks) * self.kv_block_bytes,
             f"{num_blocks} KV blocks of {self.page_size} tokens on stage {self.stage}",
             self.device,
             "; lower --max-total-tokens or --mem-fraction-static",
@@ -108,7 +134,7 @@ class StageRunner:
         self._cache = KVCache(
             self._module.first_layer,
             self._module.num_layers,
-            num_blocks,
+            num_blocks + scratch_blocks,
             self._spec.num_kv_heads,
             self.page_size,
             self._spec.k_head_dim,
@@ -116,11 +142,43 @@ class StageRunner:
             self.dtype,
             self.device,
         )
+        if graph_kernels is not None:
+            self._graphs = self._capture_graphs(graph_kernels, num_blocks)
+
+    def _graph_kernels(self) -> TorchKernels | None:
+        """Those of a module whose decode steps are to run in graphs; None: they are not, or cannot."""
+        if not self._graph_requests:
+            return None
+        from fullbore.model.native.torch_kernels import TorchKernels
+
+        kernels = getattr(self._module, "kernels", None)
+        return kernels if isinstance(kernels, TorchKernels) else None
+
+    def _capture_graphs(self, kernels: TorchKernels, num_blocks: int) -> DecodeGraphs:
+        from fullbore.model.native.decoder import NativeStage
+        from fullbore.model.native.graphs import CudaGraphs, DecodeGraphs, run_anew
+
+        assert isinstance(self._module, NativeStage)
+        assert self._cache is not None
+        graphs = DecodeGraphs(
+            self._module,
+            kernels,
+            self._cache,
+            self._graph_requests,
+            min(self._spec.context_length, num_blocks * self.page_size),
+            self.hidden_size,
+            self.dtype,
+            self.device,
+        )
+        graphs.capture(run_anew if self.device == "cpu" else CudaGraphs(self.device))
+        return graphs
 
     def prepare(self, micro_batch: MicroBatch) -> None:
         """Does what `forward` needs of the plan alone, ahead of it: the engine waits for hidden states anyway."""
         assert self._cache is not None, "allocate_kv first"
-        self._prepared = (micro_batch, self._module.prepare(micro_batch, self._cache))
+        bucket = None if self._graphs is None else self._graphs.prepare(micro_batch)
+        inputs = self._module.prepare(micro_batch, self._cache) if bucket is None else None
+        self._prepared = (micro_batch, bucket, inputs)
 
     @torch.inference_mode()
     def forward(self, micro_batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
@@ -144,12 +202,18 @@ class StageRunner:
         if self._prepared is None or self._prepared[0] is not micro_batch:
             self.prepare(micro_batch)
         assert self._prepared is not None
-        output = self._module.forward(self._prepared[1], hidden, self._cache)
+        _, bucket, inputs = self._prepared
         self._prepared = None
+        self.used_graph = bucket is not None
+        if self._graphs is not None and bucket is not None:
+            output = self._graphs.replay(bucket, len(micro_batch.runs), hidden)
+        else:
+            output = self._module.forward(inputs, hidden, self._cache)
         if not self.is_last:
             return output
         self._prompt_logprobs = self._compute_prompt_logprobs(micro_batch, output)
-        return self._module.logits(output[_sampled_rows(micro_batch)])
+        rows = _sampled_rows(micro_batch)
+        return self._module.logits(output if len(rows) == len(output) else output[rows])
 
     @torch.inference_mode()
     def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int | None]:

@@ -153,9 +153,17 @@ def _stage_steps(stats: EngineStats) -> Iterable[Metric]:
     steps = HistogramMetricFamily(
         "fullbore_stage_step_seconds", "Time that a stage computes one micro-batch.", labels=["stage"]
     )
+    modes = CounterMetricFamily(
+        "fullbore_stage_steps",
+        "Micro-batches that a stage has computed, by how: from a CUDA graph or eagerly.",
+        labels=["stage", "mode"],
+    )
     bounds = [*map(str, STEP_BUCKETS_S), "+Inf"]
     for stage, (busy_s, counts) in enumerate(zip(stats.stage_busy_s, stats.steps_in_bucket, strict=True)):
         busy.add_metric([str(stage)], busy_s)
         steps.add_metric([str(stage)], list(zip(bounds, accumulate(counts), strict=True)), busy_s)
+        modes.add_metric([str(stage), "graph"], stats.graph_steps[stage])
+        modes.add_metric([str(stage), "eager"], sum(counts) - stats.graph_steps[stage])
     yield busy
     yield steps
+    yield modes

@@ -53,6 +53,7 @@ def test_defaults_are_those_of_the_settings() -> None:
         (["--pp-max-micro-batch-size", "8"], {"pp_max_micro_batch_size": 8}),
         (["--dtype", "bfloat16", "--device", "cpu"], {"dtype": "bfloat16", "device": "cpu"}),
         (["--disable-cuda-graph"], {"disable_cuda_graph": True}),
+        (["--devices", "cuda:0,cuda:1"], {"devices": ("cuda:0", "cuda:1")}),
         (["--context-length", "100"], {"context_length": 100}),
         (["--stage-timeout-s", "2.5"], {"stage_timeout_s": 2.5}),
     ],

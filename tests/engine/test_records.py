@@ -106,7 +106,8 @@ def test_counters() -> None:
     assert records.in_flight_at_launch == {2: 3}
     assert records.requests_in_micro_batch == {2: 3}
     assert records.stage_busy_s == pytest.approx([3e-6, 3e-6])
-    records.add_step(step(1, 3, 0, 20_000_000))
+    records.add_step(step(1, 3, 0, 20_000_000), used_graph=True)
+    assert records.graph_steps == [0, 1]
     records.add_step(step(1, 4, 0, 60_000_000_000))
     assert records.steps_in_bucket[1][0] == 3
     assert records.steps_in_bucket[1][records_module.STEP_BUCKETS_S.index(0.02)] == 1, "bounds belong to their bucket"

@@ -43,6 +43,18 @@ def test_too_few_gpus_is_an_error_only_when_they_were_asked_for(monkeypatch: pyt
         resolve_devices("tpu", 1)
 
 
+def test_the_user_names_the_device_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    assert resolve_devices("auto", 2, ("cuda:1", "cuda:0")) == ("cuda:1", "cuda:0")
+    assert resolve_devices("auto", 2, ("cuda:0", "cuda:0")) == ("cuda:0", "cuda:0")
+    assert resolve_devices("auto", 2, ("cpu", "cpu")) == ("cpu", "cpu")
+    with pytest.raises(ConfigError, match="names cuda:2 but 2 GPUs"):
+        resolve_devices("auto", 2, ("cuda:0", "cuda:2"))
+    for names in (("cuda:0", "cpu"), ("cuda", "cuda"), ("tpu:0", "tpu:0")):
+        with pytest.raises(ConfigError, match=f"got {','.join(names)}"):
+            resolve_devices("auto", 2, names)
+
+
 def test_dtype_auto_on_cpu_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     for native, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(device_module, "has_native_bfloat16", lambda native=native: native)

@@ -136,6 +136,7 @@ class FakeEngine:
             in_flight_at_launch={1: 3, 2: 4},
             requests_in_micro_batch={1: 7},
             stage_busy_s=[0.5, 0.25],
+            graph_steps=[2, 0],
             steps_in_bucket=[[0] * 4 + [7] + [0] * 10] * 2,
         )
 

@@ -45,6 +45,8 @@ def test_metrics(server: RunningServer) -> None:
     assert families["fullbore_kv_blocks_free"].samples[0].value == 64
     busy = families["fullbore_stage_busy_seconds"].samples
     assert {sample.labels["stage"]: sample.value for sample in busy} == {"0": 0.5, "1": 0.25}
+    steps = {(s.labels["stage"], s.labels["mode"]): s.value for s in families["fullbore_stage_steps"].samples}
+    assert steps == {("0", "graph"): 2, ("0", "eager"): 5, ("1", "graph"): 0, ("1", "eager"): 7}
     counts = {sample.name: sample.value for sample in families["fullbore_inter_token_latency_seconds"].samples}
     assert counts["fullbore_inter_token_latency_seconds_count"] == 2
     ended = families["fullbore_requests"].samples

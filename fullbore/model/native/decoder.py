@@ -75,6 +75,10 @@ class NativeStage:
         self._counter = SizeCounter(checkpoint, kernels, kernels.compute_dtype)
         self._build(self._counter)
 
+    @property
+    def kernels(self) -> Kernels:
+        return self._kernels
+
     def weight_bytes(self) -> int:
         """Memory of the weights as they are laid out, padding included."""
         return self._counter.packed_bytes + self._counter.vector_bytes

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import linear as plain_linear
 from torch.nn.functional import rms_norm, silu
 
-from fullbore.model.attention import AttentionMetadata, paged_attention
+from fullbore.model.attention import AttentionMetadata, DecodeMetadata, paged_attention
 from fullbore.model.kv_cache import KVCache
-from fullbore.model.native.kernels import HeadShape, LayerWeights, Linear, Rotary
+from fullbore.model.native.buckets import Bucket, DecodeRows
+from fullbore.model.native.kernels import Batch, HeadShape, LayerWeights, Linear, Rotary
 from fullbore.scheduler.micro_batch import MicroBatch
 
 
@@ -39,8 +41,53 @@ class TorchBatch:
         )
 
 
+class StaticBatch:
+    """A decode micro-batch in the shapes of a bucket, in tensors that stay where they are.
+
+    Args:
+        longest_context: of any request in any bucket, in tokens.
+    """
+
+    def __init__(self, bucket: Bucket, cache: KVCache, longest_context: int) -> None:
+        requests, blocks = bucket
+        keys = cache.keys[0]
+        self._cache = cache
+        self._dtype = keys.dtype
+        self._longest_context = longest_context
+        # All in one piece, so that filling it is one copy to the device.
+        sizes = [requests] * (len(DecodeRows._fields) - 1) + [requests * blocks]
+        self._integers = torch.zeros(sum(sizes), dtype=torch.int64, device=keys.device)
+        *columns, tables = torch.split(self._integers, sizes)
+        self._token_ids, self._positions, self._slots, self._new_blocks, self._contexts = columns
+        self._tables = tables.view(requests, blocks)
+
+    def fill(self, rows: DecodeRows) -> None:
+        """Takes over what was padded for the bucket."""
+        values = [value for column in rows[:-1] for value in column]
+        for table in rows.tables:
+            values += table
+        host = torch.tensor(values, dtype=torch.int64, pin_memory=self._integers.is_cuda)
+        self._integers.copy_(host, non_blocking=True)  # torch keeps pinned memory until the copy is done
+
+    def batch(self) -> Batch:
+        """What the layers need, made from the tensors by operations on the device alone, so that a graph holds them."""
+        cache = self._cache
+        requests, blocks = self._tables.shape
+        context_length = blocks * cache.page_size
+        offsets = torch.arange(context_length, device=self._tables.device)
+        is_hidden = offsets[None] >= self._contexts[:, None]
+        mask = torch.zeros(is_hidden.shape, dtype=self._dtype, device=is_hidden.device)
+        mask = mask.masked_fill_(is_hidden, float("-inf"))[:, None, None]
+        decodes = DecodeMetadata(requests, None, context_length, cache.block_rows(self._tables), mask)
+        new_block_rows = cache.block_rows(self._new_blocks[None])
+        metadata = AttentionMetadata(new_block_rows, cache.slot_rows(self._slots), [], [decodes])
+        return TorchBatch(self._token_ids, self._positions, metadata, requests, self._longest_context)
+
+
 class TorchKernels:
     """See `Kernels`. On a CPU, weights are packed by oneDNN where it is there: 1.1 to 2.6 times as fast."""
+
+    gathers = True  # attention copies the blocks of requests side by side
 
     def __init__(self, dtype: torch.dtype, device: str) -> None:
         self.compute_dtype = dtype
@@ -73,27 +120,54 @@ class TorchKernels:
         return rms_norm(x, (x.shape[-1],), weight, epsilon)
 
     def layers(self, layers: Sequence[LayerWeights], shape: HeadShape, epsilon: float) -> TorchLayers:
-        return TorchLayers(layers, shape, epsilon)
+        return TorchLayers(layers, shape, epsilon, self.attend)
 
     def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> TorchBatch:
         return TorchBatch.build(micro_batch, cache)
+
+    def static_batch(self, bucket: Bucket, cache: KVCache, longest_context: int) -> StaticBatch:
+        """For a CUDA graph; see graphs.py."""
+        return StaticBatch(bucket, cache, longest_context)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        batch: Any,
+        cache: KVCache,
+        scale: float,
+    ) -> torch.Tensor:
+        """Stores keys and values and attends. query: [tokens, heads, dim], contiguous; key and value with their heads.
+
+        Returns [tokens, heads, dim].
+        """
+        return paged_attention(query, key, value, layer, cache, batch.metadata, scale)
 
 
 class TorchLayers:
     """See `Layers`."""
 
-    def __init__(self, layers: Sequence[LayerWeights], shape: HeadShape, epsilon: float) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        shape: HeadShape,
+        epsilon: float,
+        attend: Callable[..., torch.Tensor],
+    ) -> None:
         self._layers = layers
         self._shape = shape
         self._epsilon = epsilon
+        self._attend = attend  # of the kernels
 
-    def forward(self, hidden: torch.Tensor, batch: TorchBatch, rotary: Rotary, cache: KVCache) -> None:
+    def forward(self, hidden: torch.Tensor, batch: Any, rotary: Rotary, cache: KVCache) -> None:
         cosines = rotary.cosines[batch.positions, None].to(hidden.dtype)
         sines = rotary.sines[batch.positions, None].to(hidden.dtype)
         for index, layer in enumerate(self._layers, start=cache.first_layer):
             qkv = _linear(layer.qkv, self._norm(hidden, layer.attention_norm))
             query, key, value = self._rotated(layer, qkv, cosines, sines)
-            attended = paged_attention(query, key, value, index, cache, batch.metadata, self._shape.dim**-0.5)
+            attended = self._attend(query, key, value, index, batch, cache, self._shape.dim**-0.5)
             hidden += _linear(layer.output, attended.reshape(batch.num_tokens, -1))
             gate, up = _linear(layer.gate_up, self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             hidden += _linear(layer.down, silu(gate).mul_(up))
