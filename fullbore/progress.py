@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -54,7 +55,8 @@ class StartProgress:
 
     def _print_line(self, line: str) -> None:
         if not self._console.is_terminal:
-            self._console.print(line.rstrip(), highlight=False)
+            with suppress(OSError):  # where nothing can be written (a full disk), work goes on all the same
+                self._console.print(line.rstrip(), highlight=False)
 
     def __enter__(self) -> StartProgress:
         self._bars.add_task("Starting", total=None, size="")

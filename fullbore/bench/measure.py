@@ -18,6 +18,7 @@ class StageUse(Struct):
     stage: int
     busy: float  # fraction of the time
     idle: dict[str, float]  # cause -> fraction of the time
+    host: float = 0.0  # part of `busy`: preparing, sampling and sending rather than computing
 
 
 class GpuUse(Struct):
@@ -51,6 +52,7 @@ class Level(Struct, kw_only=True, omit_defaults=False):
     error_messages: dict[str, int] = {}
     interrupted: bool = False
     stages: list[StageUse] | UnsetType = UNSET
+    server: dict[str, Any] | UnsetType = UNSET  # of a fullbore server: what `server_setup` keeps
     gpus: list[GpuUse] | UnsetType = UNSET
 
 
@@ -108,6 +110,21 @@ def stage_use(account: dict[str, Any]) -> list[StageUse]:
     for entry in account["stages"]:
         window_s = sum(entry["seconds"].values()) or 1.0
         shares = {cause: seconds / window_s for cause, seconds in entry["seconds"].items()}
-        busy = shares.pop("compute", 0.0) + shares.pop("host", 0.0)
-        uses.append(StageUse(entry["stage"], busy, {c: share for c, share in shares.items() if share > 0}))
+        host = shares.pop("host", 0.0)
+        busy = shares.pop("compute", 0.0) + host
+        uses.append(StageUse(entry["stage"], busy, {c: share for c, share in shares.items() if share > 0}, host))
     return uses
+
+
+# Of /server_info: what a result depends on.
+_SETUP = (
+    *("version", "model", "architecture", "dtype", "device", "pp_size", "pp_async_batch_depth", "num_micro_batches"),
+    *("pp_max_micro_batch_size", "pp_layer_partition", "chunked_prefill_size", "max_running_requests"),
+    *("threads_per_stage", "kv_capacity_tokens", "in_flight_limit"),
+)
+
+
+def server_setup(info: dict[str, Any]) -> dict[str, Any]:
+    """The settings in a fullbore server's `/server_info` that its speed depends on, and the layers of each stage."""
+    layers = [stage["layers"][1] - stage["layers"][0] for stage in info["stages"]]
+    return {**{name: info[name] for name in _SETUP if info.get(name) is not None}, "layers_per_stage": layers}

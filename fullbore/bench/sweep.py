@@ -14,7 +14,7 @@ import httpx
 
 from fullbore.bench.gpus import GpuSampler
 from fullbore.bench.load import closed_loop, open_loop
-from fullbore.bench.measure import Level, measure, stage_use
+from fullbore.bench.measure import Level, measure, server_setup, stage_use
 from fullbore.bench.prompts import Prompt, RandomPrompts, calibrated, calibration_texts
 from fullbore.bench.target import BenchError, RequestResult, Target, new_client
 
@@ -134,10 +134,12 @@ def _cancel_on_interrupt(task: asyncio.Task[None]) -> Iterator[None]:
 
 
 async def _add_stages(level: Level, target: Target, client: httpx.AsyncClient, seconds: float) -> None:
-    """What a fullbore server says about its stages; other servers have no /account."""
+    """What a fullbore server says about its stages and settings; other servers have no /account."""
     with suppress(httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
         response = await client.get(
             f"{target.url}/account", params={"seconds": seconds}, headers=target.headers, timeout=10
         )
         if response.status_code == 200:
             level.stages = stage_use(response.json())
+            info = await client.get(f"{target.url}/server_info", headers=target.headers, timeout=10)
+            level.server = server_setup(info.json())

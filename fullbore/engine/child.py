@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import msgspec
 import psutil
@@ -111,8 +112,9 @@ class StoppedParent:
         elif self._since_s is None:
             self._since_s = now_s
         elif now_s - self._since_s > self._limit_s:
-            print(f"The server's process (pid {self._pid}) was stopped (SIGSTOP) and is ended.", file=sys.stderr)
             os.kill(self._pid, signal.SIGKILL)
+            with suppress(OSError):
+                print(f"The server's process (pid {self._pid}) was stopped (SIGSTOP) and is ended.", file=sys.stderr)
 
 
 def describe_exit(return_code: int) -> str:

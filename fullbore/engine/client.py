@@ -43,6 +43,7 @@ from fullbore.engine.messages import (
     from_driver_decoder,
 )
 from fullbore.errors import EngineDeadError, FullboreError
+from fullbore.model.cache import remove_abandoned
 from fullbore.telemetry.accounting import Recording
 
 CHECK_PERIOD_S = 0.5
@@ -50,6 +51,7 @@ _STOPPED_S = 1.5  # a driver that does not answer for this long and is stopped (
 _PAUSE_S = 1.0  # if this process itself did not run for this long, silence proves nothing
 EXIT_TIMEOUT_S = 8.0  # beyond the grace period: draining and ending the stages
 _REPLY_TIMEOUT_S = 5.0
+_GIVE_UP_TIMEOUT_S = 2.0
 
 OnProgress = Callable[[LoadProgress], None]
 OnModel = Callable[[str], None]
@@ -116,9 +118,19 @@ class EngineClient:
         try:
             client._wait_until_started(on_progress, cancelled, on_model)
         except BaseException:
-            client.close()
+            client._give_up_start()
             raise
         return client
+
+    def _give_up_start(self) -> None:
+        """Lets the driver end a download or a conversion, but not for long; what is left of one is removed then."""
+        try:
+            self.begin_stop(0.0)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GIVE_UP_TIMEOUT_S)
+        finally:
+            self.close()
+            remove_abandoned()
 
     def _wait_until_started(
         self, on_progress: OnProgress | None, cancelled: Event | None, on_model: OnModel | None

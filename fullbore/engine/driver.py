@@ -39,6 +39,7 @@ from fullbore.engine.messages import (
     RecordsReply,
     Rejected,
     Shutdown,
+    StopDriver,
     ToDriver,
 )
 from fullbore.engine.placement import place_model
@@ -242,6 +243,8 @@ def run(setup: DriverSetup, links: Links) -> None:
 
     def report(what: str, done_bytes: int, total_bytes: int) -> None:
         links.send(LoadProgress(-1, what, done_bytes, total_bytes))
+        if any(isinstance(message, StopDriver) for message in links.client_messages()):
+            raise StopAskedError  # from within a conversion, say, which then removes what is half done
 
     placement = place_model(setup.config, report)
     tokenizer_path = setup.config.tokenizer_path or placement.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -14,6 +15,7 @@ from fullbore.errors import ConfigError
 
 _PREFIX = "fullbore-run-"
 _LOCK = "lock"
+_NEEDED_BYTES, _NEEDED_FILES = 100_000, 100  # with room to spare
 _MAX_SOCKET_PATH_BYTES = 100  # the system's limit for a local socket's path is 107
 
 
@@ -30,12 +32,13 @@ class RunDir:
 
     @classmethod
     def create(cls) -> RunDir:
-        """A new one. Raises ConfigError where none can be made and locked."""
+        """A new one. Raises ConfigError where none can be made and locked, or its disk is full."""
         parent = Path(tempfile.gettempdir())
         if len(os.fsencode(parent)) + len(_PREFIX) + 40 > _MAX_SOCKET_PATH_BYTES:
             parent = Path("/tmp")
         _remove_abandoned(parent)
         try:
+            _require_room(parent)
             while True:
                 path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
                 try:
@@ -85,6 +88,14 @@ def from_stages_address(path: Path | str) -> str:
 
 def rendezvous_file(path: Path | str) -> Path:
     return Path(path) / "rendezvous"
+
+
+def _require_room(parent: Path) -> None:
+    """Raises OSError where the disk is nearly full: sockets would fail later, one by one, in any process."""
+    disk = os.statvfs(parent)
+    has_files = disk.f_files == 0 or disk.f_favail >= _NEEDED_FILES  # 0: the file system does not count them
+    if disk.f_bavail * disk.f_frsize < _NEEDED_BYTES or not has_files:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _lock(path: Path) -> IO[bytes]:

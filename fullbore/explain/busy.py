@@ -54,7 +54,8 @@ def read_busy(
     evidence: Evidence, timeline: Timeline | None, stages: list[list[Gpu]], num_stages: int | None
 ) -> Busy | None:
     """The first that is there: fullbore's account, traces, noted stage times, the engine's counters, utilisation."""
-    for account in evidence.accounts:
+    account = evidence.account
+    if account is not None:
         shares = account.busy()
         texts = [f"stage {n} works {share:.0%} of the time" for n, share in enumerate(shares)]
         return Busy(shares, "account", [Fact(text, None, account.source) for text in texts])

@@ -93,9 +93,11 @@ def _served(evidence: Evidence) -> Fact | None:
     running = vllm.running.median if vllm.running else float(vllm.last_running)
     if running >= 1 and (vllm.source or vllm.stalled_at):
         return Fact(f"Running: {show(running)} reqs in the engine's log", running, vllm.source or vllm.stalled_at)
-    for account in evidence.accounts:
-        if account.running is not None and account.running >= 1:
-            return Fact(f"{show(account.running)} requests running (recording)", account.running, account.source)
+    account = evidence.account
+    if account is not None and account.running is not None and account.running >= 1:
+        return Fact(f"{show(account.running)} requests running (recording)", account.running, account.source)
+    if account is not None and account.concurrency is not None:
+        return None  # gauges are of other moments than the bench's level
     for dump in reversed(evidence.metrics):
         found = dump.total("vllm:num_requests_running", "fullbore_requests_running")
         if found is not None and found.value >= 1:
@@ -138,10 +140,10 @@ def _prefill_side(settings: Settings) -> Fact | None:
 
 def _micro_batch(evidence: Evidence) -> Fact | None:
     """SGLang's #running-req: requests of one micro-batch."""
-    for account in evidence.accounts:
-        if account.micro_batch is not None and account.micro_batch >= 1:
-            text = f"{show(account.micro_batch)} requests in a micro-batch (recording)"
-            return Fact(text, account.micro_batch, account.source)
+    account = evidence.account
+    if account is not None and account.micro_batch is not None and account.micro_batch >= 1:
+        text = f"{show(account.micro_batch)} requests in a micro-batch (recording)"
+        return Fact(text, account.micro_batch, account.source)
     ranks = [rank for rank in evidence.logs.sglang.ranks.values() if rank.decode_running]
     if ranks:
         rank = min(ranks, key=lambda r: r.rank)
@@ -161,9 +163,11 @@ def _micro_batch(evidence: Evidence) -> Fact | None:
 
 def _waiting(evidence: Evidence) -> Fact | None:
     vllm, sglang = evidence.logs.vllm, evidence.logs.sglang
-    for account in evidence.accounts:
-        if account.waiting is not None:
-            return Fact(f"{show(account.waiting)} requests waiting (recording)", account.waiting, account.source)
+    account = evidence.account
+    if account is not None and account.waiting is not None:
+        return Fact(f"{show(account.waiting)} requests waiting (recording)", account.waiting, account.source)
+    if account is not None and account.concurrency is not None:
+        return None
     if vllm.waiting:
         return Fact(f"Waiting: {show(vllm.waiting.maximum)} reqs at most", vllm.waiting.maximum, vllm.source)
     ranks = [rank for rank in sglang.ranks.values() if rank.queue]

@@ -54,6 +54,12 @@ class Fixes:
             return replay.factor(pipeline=replay.with_stage_factors(self._balanced_factors()))
         return None
 
+    @property
+    def balanced_factor(self) -> float:
+        """The largest stage's time now over the largest one's of the balanced split."""
+        pairs = zip(self._balanced_factors(), self.account.stage_s, strict=True)
+        return max(self.account.stage_s) / max(factor * before_s for factor, before_s in pairs)
+
     def _balanced_factors(self) -> list[float]:
         layers_s = stage_costs(self._layer_costs, self.balanced)
         entries = zip(layers_s, self._fixed_s, self.account.stage_s, strict=True)

@@ -23,6 +23,8 @@ NAMES: dict[str, tuple[str, ...]] = {
         "slots",
     ),
     "micro_batch_cap": ("pp_max_micro_batch_size",),
+    "num_micro_batches": ("num_micro_batches",),
+    "kv_tokens": ("kv_capacity_tokens",),
     "depth": ("pp_async_batch_depth",),
     "chunk": ("chunked_prefill_size", "max_num_batched_tokens", "ubatch_size", "ub"),
     "eager": ("disable_cuda_graph", "enforce_eager", "disable_decode_cuda_graph"),

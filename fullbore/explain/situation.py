@@ -57,10 +57,18 @@ class Situation:
         return int(self.pp.number) if self.pp is not None else None
 
     @property
-    def is_cpu(self) -> bool:
+    def device(self) -> str | None:
+        """Where the stages compute, as far as the engine says so: cpu, cuda, cuda:0."""
+        known = [account.device for account in self.evidence.accounts if account.device is not None]
+        if known:
+            return known[0]
         device = self.settings.reading("device")
+        return str(device.value) if device is not None and str(device.value) != "auto" else None
+
+    @property
+    def is_cpu(self) -> bool:
         ranks = self.evidence.logs.sglang.ranks.values()
-        return (device is not None and str(device.value) == "cpu") or any(rank.is_cpu for rank in ranks)
+        return self.device == "cpu" or any(rank.is_cpu for rank in ranks)
 
     @property
     def is_saturated(self) -> bool:
@@ -133,8 +141,8 @@ def _engine(evidence: Evidence) -> tuple[str | None, Fact | None]:
     for dump in evidence.metrics:
         if dump.engine is not None:
             return dump.engine, None
-    if evidence.accounts:
-        return "fullbore", Fact("an account by fullbore", "fullbore", evidence.accounts[0].source)
+    if evidence.account is not None:
+        return "fullbore", Fact("an account by fullbore", "fullbore", evidence.account.source)
     if logs.llama.decode_ms or logs.llama.buffers_mib:
         return "llama.cpp", None
     note = evidence.notes.get("engine")
@@ -226,8 +234,8 @@ def _stages_seen(s: Situation) -> Fact | None:
             stages = dump.by_stage(name)
             if stages:
                 return Fact(f"{max(stages) + 1} stages in the metrics", max(stages) + 1)
-    if s.evidence.accounts:
-        account = s.evidence.accounts[0]
+    account = s.evidence.account
+    if account is not None:
         return Fact(f"{len(account.stages)} stages in the account", len(account.stages), account.source)
     return None
 

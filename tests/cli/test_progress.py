@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fullbore.engine.messages import LoadProgress
 from fullbore.progress import RequestProgress, StartProgress, WorkProgress
+from fullbore.server import command
 
 STEPS = [
     LoadProgress(-1, "downloading Model.gguf", 0, 90_000_000),
@@ -78,3 +79,12 @@ def test_work_elsewhere_is_one_line(capsys) -> None:  # type: ignore[no-untyped-
         progress.update(1)
         progress.update(2)
     assert capsys.readouterr().err == "Recording for 10 s.\n"
+
+
+def test_a_full_disk_stops_nobody() -> None:
+    with open("/dev/full", "wb", buffering=0) as device:  # what is written to it fails as on a full disk
+        full = io.TextIOWrapper(device, write_through=True)
+        with StartProgress(Console(file=full)) as progress:
+            progress.update(LoadProgress(0, "loading", 1, 2))
+            progress.update(LoadProgress(0, "loading", 2, 2))
+        command._say("text", full)

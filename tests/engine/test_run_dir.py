@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,18 @@ def test_a_folder_that_cannot_be_made_or_locked_is_an_error_with_a_way_out(
     monkeypatch.setattr(tempfile, "tempdir", str(temp_root))
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(ConfigError, match=r"No locks available.*TMPDIR"):
+        RunDir.create()
+    assert list(temp_root.iterdir()) == []
+
+
+@pytest.mark.parametrize("full", [{"f_bavail": 1}, {"f_files": 1000, "f_favail": 5}], ids=["bytes", "files"])
+def test_a_full_disk_is_an_error_with_a_way_out(
+    temp_root: Path, monkeypatch: pytest.MonkeyPatch, full: dict[str, int]
+) -> None:
+    names = "f_bsize f_frsize f_blocks f_bfree f_bavail f_files f_ffree f_favail f_flag f_namemax"
+    status = dict(zip(names.split(), os.statvfs(temp_root), strict=True)) | full
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(status.values()))
+    with pytest.raises(ConfigError, match=r"No space left on device.*TMPDIR"):
         RunDir.create()
     assert list(temp_root.iterdir()) == []
 

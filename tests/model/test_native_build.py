@@ -15,8 +15,10 @@ from tiny_models import make_tiny_model
 from fullbore.model.native import backend, build
 from fullbore.model.native.build import find_compiler, load_library
 from fullbore.model.native.cpu_kernels import CpuKernels
+from fullbore.model.native.kernels import HeadShape
 from fullbore.model.native.torch_kernels import TorchKernels
 
+SHAPE = HeadShape(4, 2, 16)
 REPOSITORY = Path(__file__).parents[2]
 TRIVIAL = 'extern "C" int fb_lanes() { return 4; }\n'
 
@@ -73,13 +75,13 @@ def test_a_build_that_fails_is_said_and_leaves_nothing(
     assert load_library() is None
     assert "could not be built" in capfd.readouterr().err
     assert libraries(tmp_path) == []
-    assert isinstance(backend.choose_kernels(torch.float32, "cpu"), TorchKernels)
+    assert isinstance(backend.choose_kernels(torch.float32, "cpu", SHAPE), TorchKernels)
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    assert isinstance(backend.choose_kernels(torch.float32, "cpu"), TorchKernels)
+    assert isinstance(backend.choose_kernels(torch.float32, "cpu", SHAPE), TorchKernels)
     assert capfd.readouterr().err == ""
 
 
@@ -111,8 +113,8 @@ def test_two_processes_build_at_once(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_the_kernels_are_chosen_where_they_can_compute() -> None:
-    assert isinstance(backend.choose_kernels(torch.float32, "cpu"), CpuKernels)
-    assert isinstance(backend.choose_kernels(torch.float16, "cpu"), TorchKernels)
+    assert isinstance(backend.choose_kernels(torch.float32, "cpu", SHAPE), CpuKernels)
+    assert isinstance(backend.choose_kernels(torch.float16, "cpu", SHAPE), TorchKernels)
 
 
 def test_no_stage_of_the_native_backend_imports_transformers(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from fullbore.explain.evidence import (
     bench,
     bench_text,
     dmon,
+    fullbore_bench,
     launch,
+    metrics_account,
     notes,
     nvidia_smi,
     prometheus,
@@ -62,6 +64,15 @@ class Evidence:
     masker: Masker = field(default_factory=Masker)
 
     @property
+    def account(self) -> account.Account | None:
+        """The most telling one: a recording, else the bench's level with the most clients, else the longest."""
+        kinds = ("metrics", "account", "bench", "recording")
+        with_load = [one for one in self.accounts if one.request_s > 0]
+        if not with_load:
+            return None
+        return max(with_load, key=lambda one: (kinds.index(one.kind), one.concurrency or 0, one.request_s))
+
+    @property
     def is_readable(self) -> bool:
         return any(note.is_evidence for note in self.files)
 
@@ -87,7 +98,23 @@ def read_evidence(paths: list[Path], on_file: Callable[[str], None] | None = Non
     noted = evidence.notes.get("gpus")
     count = noted.value if noted is not None and isinstance(noted.value, int) else len(evidence.gpus)
     bench.resolve_splits(evidence.bench, count)
+    fullbore_bench.note_what_differs(evidence.bench)
+    told = metrics_account.account_of(evidence.metrics)
+    evidence.accounts += [told] if told is not None else []
+    _know_layers(evidence)
     return evidence
+
+
+def _know_layers(evidence: Evidence) -> None:
+    """An account without a recording does not say how many layers each stage has; the server's settings do."""
+    known = {tuple(info.stage_layers) for info in evidence.server_infos if info.stage_layers}
+    if len(known) != 1:
+        return
+    layers = list(known.pop())
+    for one in evidence.accounts:
+        if not one.layers and len(one.stages) == len(layers):
+            one.layers = layers
+            one.stage_s = one.stage_s or [stage.get("compute", 0.0) for stage in one.stages]
 
 
 def _read_file(file: EvidenceFile, kind: Kind, evidence: Evidence) -> FileNote:
@@ -137,7 +164,7 @@ def _bench_text(file: EvidenceFile, evidence: Evidence) -> str:
         return ""
     rows = bench_text.read_rows(file.lines())
     evidence.bench += [bench.row_of(row, Source(file.name, line)) for line, row in rows]
-    return f"{len(rows)} measurements" if rows else ""
+    return _measurements(len(rows)) if rows else ""
 
 
 def _metrics(file: EvidenceFile, evidence: Evidence) -> FileNote:
@@ -200,8 +227,7 @@ def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> 
             return FileNote(file.name, Kind.LAUNCH, True, found_launches[0].engine)
     rows = bench.rows_of(tree)
     if rows:
-        evidence.bench += bench.read(rows, file.name, text)
-        return FileNote(file.name, "bench results", True, f"{len(rows)} measurements")
+        return _bench_rows(rows, text, file, evidence)
     if isinstance(tree, dict) and tree:
         found = notes.read(tree, file.name, text)
         evidence.notes |= found
@@ -209,6 +235,22 @@ def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> 
             evidence.masker.learn(f"{reading.name}={reading.value}")
         return FileNote(file.name, "notes", True, f"{len(found)} facts")
     return FileNote(file.name, "JSON of no known kind", False, "neither bench results nor notes nor a server's reply")
+
+
+def _bench_rows(rows: list[dict[str, Any]], text: str, file: EvidenceFile, evidence: Evidence) -> FileNote:
+    found = bench.read(rows, file.name, text)
+    evidence.bench += found
+    pairs = zip(rows, found, strict=True)
+    accounts = [one for raw, row in pairs if (one := fullbore_bench.account_of(raw, row)) is not None]
+    evidence.accounts += accounts
+    server = fullbore_bench.server_of(rows, found[0].source)
+    evidence.server_infos += [server] if server is not None else []
+    told = f", {len(accounts)} with each stage's time by cause" if accounts else ""
+    return FileNote(file.name, "bench results", True, _measurements(len(rows)) + told)
+
+
+def _measurements(count: int) -> str:
+    return f"{count} measurement{'' if count == 1 else 's'}"
 
 
 def _unknown(file: EvidenceFile, evidence: Evidence) -> FileNote:

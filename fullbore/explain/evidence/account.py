@@ -1,4 +1,4 @@
-"""fullbore's own account: seconds of each stage by cause, from `fullbore account --json`, /account or a recording."""
+"""fullbore's own account: seconds of each stage by cause, from recordings, /account, /metrics or `fullbore bench`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ CAUSES = ("few-requests", "packed", "depth", "uneven", "imbalance", "transfer", 
 
 @dataclass
 class Account:
-    """Shares leave out the time in which there was no request at all. The fields after `stages` need a recording."""
+    """Shares leave out the time in which there was no request at all. The fields from `running` on need a recording.
+
+    Attributes:
+        kind: what it was read from: recording, bench, account or metrics.
+        stage_s: what a micro-batch takes on each stage, the median; of a bench, all that each computed.
+    """
 
     source: Source
     window_s: float
     stages: list[dict[str, float]]  # cause -> seconds
+    kind: str = "account"
+    concurrency: int | None = None  # clients of the bench
+    tok_s: float | None = None
+    device: str | None = None
     running: float | None = None  # requests being served, median over launches
     waiting: float | None = None
     micro_batch: float | None = None  # requests in a micro-batch, median over launches
@@ -30,6 +39,24 @@ class Account:
         """Mean over all stages, of the time in which there were requests."""
         total = sum(self._window(stage) for stage in self.stages)
         return sum(stage.get(cause, 0.0) for stage in self.stages) / total if total > 0 else 0.0
+
+    def shares(self, cause: str) -> list[float]:
+        """Of each stage."""
+        windows = [self._window(stage) for stage in self.stages]
+        return [
+            stage.get(cause, 0.0) / window if window > 0 else 0.0
+            for stage, window in zip(self.stages, windows, strict=True)
+        ]
+
+    @property
+    def request_s(self) -> float:
+        """The time in which there were requests, of the stage that saw most of it."""
+        return max((self._window(stage) for stage in self.stages), default=0.0)
+
+    @property
+    def name(self) -> str:
+        """The load that it is of, and where it stands."""
+        return self.source.file if self.concurrency is None else f"concurrency {self.concurrency}"
 
     def largest(self) -> str:
         """The idle cause that costs most."""

@@ -67,9 +67,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
         ),
     ),
 }
-_INPUT_TOKENS = ("input_tokens", "input_len", "random_input_len", "isl", "prompt_tokens")
-_OUTPUT_TOKENS = ("output_tokens", "output_len", "random_output_len", "osl")
+_INPUT_TOKENS = ("prompt_tokens_mean", "input_tokens", "input_len", "random_input_len", "isl", "prompt_tokens")
+_OUTPUT_TOKENS = ("output_tokens_mean", "output_tokens", "output_len", "random_output_len", "osl")
 _KNOWN = {name for names in _NAMES.values() for name in names}
+_KNOWN |= {"requests", "interrupted", "prompt_tokens_mean", "output_tokens_mean"}
 # Results of a run rather than settings of it: never what was varied.
 _RESULT = re.compile(
     r"ttft|itl|tpot|latency|e2e|throughput|tok(?:ens)?_(?:per_)?s|tps|duration|completed|total_|_p\d\d|errors?$|date|error"
@@ -98,6 +99,7 @@ class BenchRow:
     pp: int | None = None
     tp: int | None = None
     gpus: int | None = None
+    server: dict[str, Any] = field(default_factory=dict)  # of fullbore bench: settings of a fullbore server
     split: str | None = None  # llama.cpp's way to use several GPUs: none, layer, row
 
     @property
@@ -168,14 +170,21 @@ def row_of(raw: dict[str, Any], source: Source) -> BenchRow:
     row.input_tokens = next((n for k in _INPUT_TOKENS if (n := _number(raw.get(k))) is not None), None)
     row.output_tokens = next((n for k in _OUTPUT_TOKENS if (n := _number(raw.get(k))) is not None), None)
     for name, value in raw.items():
-        if name in _KNOWN or value is None:
+        if name in _KNOWN or value is None or _is_nested(value):
             continue
         if _RESULT.search(name):
             row.results[name] = value
         else:
             row.varied[name] = value
+    server = raw.get("server")
+    row.server = server if isinstance(server, dict) else {}
     _read_layout(row)
     return row
+
+
+def _is_nested(value: Any) -> bool:
+    """Tables inside a row are neither a setting nor a result that rows are compared by."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(entry, dict) for entry in value))
 
 
 def _of_llama_bench(raw: dict[str, Any]) -> dict[str, Any]:

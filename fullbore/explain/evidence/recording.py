@@ -19,6 +19,7 @@ def read(file: EvidenceFile, is_json: bool) -> Account:
 
     timeline = decode_timeline(file.text(1 << 30).encode(), file.name) if is_json else read_timeline(file.path)
     found = of_recording(timeline.recording, file.name)
+    found.device = timeline.stages[0].device if timeline.stages else None
     found.layers = [stage.layers[1] - stage.layers[0] for stage in timeline.stages]
     return found
 
@@ -27,7 +28,7 @@ def of_recording(recording: Recording, name: str) -> Account:
     """The account of a recording, and what the records say beyond it."""
     window_s = (recording.end_ns - recording.start_ns) * _NS
     stages = [{cause: ns * _NS for cause, ns in stage.items()} for stage in account(recording)]
-    found = Account(Source(name), window_s, stages)
+    found = Account(Source(name), window_s, stages, kind="recording")
     _read_launches(recording, found)
     _read_stages(recording, found)
     return found

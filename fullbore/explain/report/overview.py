@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from fullbore.explain.evidence.account import Account
+from fullbore.explain.evidence.bench import BenchRow
 from fullbore.explain.evidence.gpu import Gpu
 from fullbore.explain.facts import Fact, show
 from fullbore.explain.situation import Situation
 
 _MOST_GPUS = 16
 _MOST_ROWS = 12
+_SHOWN = (
+    *("num_micro_batches", "micro_batch_cap", "max_running", "depth", "chunk", "eager", "partition", "speculative"),
+    "split_mode",
+)
 
 
 def overview(s: Situation) -> list[Fact]:
     """Facts in the order in which a reader wants them."""
     known = [s.engine_fact, s.version, s.pp, s.settings.fact("tp_size"), s.model_fact, s.card_fact]
     known += [s.load.in_flight or s.load.at_most, s.load.micro_batch, s.load.waiting]
-    return _unique([fact for fact in known if fact is not None] + _settings(s) + _rows(s) + _gpus(s))
+    known += [_device(s)]
+    found = [fact for fact in known if fact is not None]
+    return _unique(found + _settings(s) + _rows(s) + _accounts(s) + _gpus(s))
+
+
+def _device(s: Situation) -> Fact | None:
+    account = s.evidence.account
+    if s.device is None or s.engine != "fullbore":
+        return None
+    return Fact(f"stages on {s.device}", s.device, account.source if account is not None else None)
+
+
+def _accounts(s: Situation) -> list[Fact]:
+    """Those that belong to no row of a bench."""
+    others = [account for account in s.evidence.accounts if account.kind != "bench"]
+    return [Fact(f"{account.kind}: {told(account)}", None, account.source) for account in others]
 
 
 def _settings(s: Situation) -> list[Fact]:
-    names = ("micro_batch_cap", "max_running", "depth", "chunk", "eager", "partition", "speculative", "split_mode")
-    return [fact for name in names if (fact := s.settings.fact(name)) is not None]
+    return [fact for name in _SHOWN if (fact := s.settings.fact(name)) is not None]
 
 
 def _rows(s: Situation) -> list[Fact]:
@@ -37,8 +57,25 @@ def _rows(s: Situation) -> list[Fact]:
             (row.latency_ms, "ms latency"),
         ]
         parts += [f"{show(value)} {unit}" for value, unit in values if value is not None]
+        parts.append(_stages_of(row, s))
         facts.append(Fact(", ".join(part for part in parts if part), None, row.source))
     return facts
+
+
+def _stages_of(row: BenchRow, s: Situation) -> str:
+    """What fullbore's stages did meanwhile."""
+    for account in s.evidence.accounts:
+        if account.kind == "bench" and account.source == row.source and account.concurrency == row.concurrency:
+            return told(account)
+    return ""
+
+
+def told(account: Account) -> str:
+    """An account in a few words."""
+    working = account.share("compute") + account.share("host")
+    cause = account.largest()
+    largest = f", idle mostly for {cause} ({account.share(cause):.0%})" if account.share(cause) >= 0.005 else ""
+    return f"stages work {working:.0%} of the time{largest}"
 
 
 def _gpus(s: Situation) -> list[Fact]:

@@ -34,6 +34,7 @@ def missing_evidence(s: Situation, *, is_running: bool = True) -> list[Missing]:
             _traces(s),
             _change(s),
             _load(s),
+            _recording(s),
             _samples(s),
             _log(s),
             _metrics(s),
@@ -80,8 +81,20 @@ def _load(s: Situation) -> Missing | None:
 def _samples(s: Situation) -> Missing | None:
     if any(gpu.has_load for gpu in s.gpus) or s.is_cpu:
         return None
+    if s.evidence.account is not None and not s.evidence.gpus and s.device is None:
+        return None  # the account says what stages wait for; nothing says that there are GPUs
     why = "all samples are of idle GPUs, none under load" if s.evidence.gpus else "no GPU samples under load"
     return Missing(f"{why}: what the GPUs do while serving requests", _SMI)
+
+
+def _recording(s: Situation) -> Missing | None:
+    account = s.evidence.account
+    if s.engine != "fullbore" or (account is not None and account.kind == "recording"):
+        return None
+    return Missing(
+        "a recording under the same load: with each step's time the fix is simulated, and its gain is a number",
+        "fullbore record --url URL --seconds 10 -o run.fbr   (while fullbore bench runs)",
+    )
 
 
 def _log(s: Situation) -> Missing | None:
@@ -99,7 +112,11 @@ def _log(s: Situation) -> Missing | None:
 
 
 def _metrics(s: Situation) -> Missing | None:
-    if len(s.evidence.metrics) >= 2 or s.engine not in ("sglang", "vllm", "fullbore", None):
+    if (
+        len(s.evidence.metrics) >= 2
+        or s.evidence.account is not None
+        or s.engine not in ("sglang", "vllm", "fullbore", None)
+    ):
         return None
     flag = " (SGLang: start with --enable-metrics)" if s.engine == "sglang" else ""
     return Missing(

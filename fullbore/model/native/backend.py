@@ -11,7 +11,8 @@ from fullbore.model.native.build import load_library
 from fullbore.model.native.config import DecoderConfig, UnsupportedError
 from fullbore.model.native.cpu_kernels import CpuKernels
 from fullbore.model.native.decoder import NativeStage
-from fullbore.model.native.kernels import Kernels
+from fullbore.model.native.flashinfer_kernels import make_flashinfer_kernels
+from fullbore.model.native.kernels import HeadShape, Kernels
 from fullbore.model.native.rope import RotaryTables
 from fullbore.model.native.torch_kernels import TorchKernels
 from fullbore.model.spec import ModelSpec
@@ -33,9 +34,8 @@ def make_native_stage(
         raise UnsupportedError(
             f"the rotary embedding in its config.json is odd ({type(error).__name__}: {error})"
         ) from None
-    return NativeStage(
-        config, first_layer, end_layer, dtype, device, choose_kernels(dtype, device), rotary, Checkpoint.open(folder)
-    )
+    kernels = choose_kernels(dtype, device, HeadShape(config.num_heads, config.num_kv_heads, config.head_dim))
+    return NativeStage(config, first_layer, end_layer, dtype, device, kernels, rotary, Checkpoint.open(folder))
 
 
 def runs_on_own_kernels(folder: Path, spec: ModelSpec) -> bool:
@@ -47,10 +47,10 @@ def runs_on_own_kernels(folder: Path, spec: ModelSpec) -> bool:
     return load_library() is not None
 
 
-def choose_kernels(dtype: torch.dtype, device: str) -> Kernels:
-    """Our own on a CPU with a compiler, torch's elsewhere."""
+def choose_kernels(dtype: torch.dtype, device: str, shape: HeadShape) -> Kernels:
+    """Our own on a CPU with a compiler, torch's elsewhere, on a GPU with FlashInfer's attention if it is there."""
     if device == "cpu" and dtype in (torch.float32, torch.bfloat16):
         library = load_library()
         if library is not None:
             return CpuKernels(library, dtype, torch.get_num_threads())
-    return TorchKernels(dtype, device)
+    return make_flashinfer_kernels(dtype, device, shape) or TorchKernels(dtype, device)

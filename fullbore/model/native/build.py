@@ -9,12 +9,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from fullbore.errors import ModelError
-from fullbore.model.cache import exclusive, kernels_folder
+from fullbore.model.cache import exclusive, kernels_folder, partial_folder
 
 _SOURCES = Path(__file__).parent / "cpp"
 _FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "-pthread")
@@ -56,8 +56,8 @@ def _built(compiler: str) -> Path:
         if target.exists():  # another process built it while we waited
             return target
         _say("Building the CPU kernels for this machine (once, takes some seconds) …")
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            built = Path(folder) / target.name
+        with partial_folder(target) as folder:
+            built = folder / target.name
             command = [compiler, *_FLAGS, _native_flag(), "-o", str(built), str(_SOURCES / "kernels.cpp")]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
             built.rename(target)
@@ -90,4 +90,5 @@ def _processor() -> str:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    with suppress(OSError):  # where nothing can be said, it is built all the same
+        print(message, file=sys.stderr, flush=True)

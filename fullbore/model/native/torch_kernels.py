@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import linear as plain_linear
@@ -41,8 +41,20 @@ class TorchBatch:
         )
 
 
-class StaticBatch:
-    """A decode micro-batch in the shapes of a bucket, in tensors that stay where they are.
+class StaticBatch(Protocol):
+    """A decode micro-batch in the shapes of a bucket, in tensors that stay where they are: what a CUDA graph reads."""
+
+    def fill(self, rows: DecodeRows) -> None:
+        """Takes over what was padded for the bucket."""
+        ...
+
+    def batch(self) -> Batch:
+        """What the layers need, made from the tensors by operations on the device alone, so that a graph holds them."""
+        ...
+
+
+class TorchStaticBatch:
+    """See `StaticBatch`.
 
     Args:
         longest_context: of any request in any bucket, in tokens.
@@ -62,7 +74,6 @@ class StaticBatch:
         self._tables = tables.view(requests, blocks)
 
     def fill(self, rows: DecodeRows) -> None:
-        """Takes over what was padded for the bucket."""
         values = [value for column in rows[:-1] for value in column]
         for table in rows.tables:
             values += table
@@ -70,7 +81,6 @@ class StaticBatch:
         self._integers.copy_(host, non_blocking=True)  # torch keeps pinned memory until the copy is done
 
     def batch(self) -> Batch:
-        """What the layers need, made from the tensors by operations on the device alone, so that a graph holds them."""
         cache = self._cache
         requests, blocks = self._tables.shape
         context_length = blocks * cache.page_size
@@ -122,12 +132,12 @@ class TorchKernels:
     def layers(self, layers: Sequence[LayerWeights], shape: HeadShape, epsilon: float) -> TorchLayers:
         return TorchLayers(layers, shape, epsilon, self.attend)
 
-    def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> TorchBatch:
+    def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> Batch:
         return TorchBatch.build(micro_batch, cache)
 
     def static_batch(self, bucket: Bucket, cache: KVCache, longest_context: int) -> StaticBatch:
         """For a CUDA graph; see graphs.py."""
-        return StaticBatch(bucket, cache, longest_context)
+        return TorchStaticBatch(bucket, cache, longest_context)
 
     def attend(
         self,
