@@ -14,8 +14,9 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from fullbore.model.kv_cache import KVCache
 from fullbore.model.native.build import find_compiler, load_library
-from fullbore.model.native.cpu_kernels import CpuBatch, CpuKernels
-from fullbore.model.native.kernels import AttentionWeights, HeadShape, Linear
+from fullbore.model.native.cpu_kernels import CpuKernels
+from fullbore.model.native.cpu_layers import ADD, GATE
+from fullbore.model.native.kernels import HeadShape, LayerWeights, Linear
 from fullbore.scheduler.micro_batch import MicroBatch, Run
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -43,6 +44,10 @@ def random_weights(kernels: CpuKernels, rows: int, inputs: int, dtype: torch.dty
     return (torch.randn(rows, inputs) / math.sqrt(inputs)).to(dtype)
 
 
+def gated(kernels: CpuKernels, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    return kernels.linear_into(linear, x, torch.full((len(x), linear.outputs), float("nan")), GATE)
+
+
 # ---------------------------------------------------------------------------------------------------- linear layers
 
 
@@ -58,11 +63,10 @@ def test_linear_layers_of_any_size(outputs: int, inputs: int, dtype: torch.dtype
     for rows in (1, 2, 3, 4, 5, 6, 7, 13, 64):
         x = torch.randn(rows, inputs)
         expected = linear(x, weight.float(), bias)
-        out = torch.full((rows, outputs), float("nan"))
-        torch.testing.assert_close(kernels.linear(packed, x, out), expected, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(kernels.linear(packed, x), expected, atol=2e-5, rtol=1e-5)
         residual = torch.randn(rows, outputs)
         before = residual.clone()
-        kernels.add_linear(packed, x, residual)
+        kernels.linear_into(packed, x, residual, ADD)
         torch.testing.assert_close(residual, before + expected, atol=2e-5, rtol=1e-5)
 
 
@@ -78,8 +82,7 @@ def test_gated_layers(size: int, has_bias: bool, dtype: torch.dtype) -> None:
     for rows in (1, 5, 9):
         x = 4 * torch.randn(rows, 40)
         gate, up = linear(x, weight.float(), bias).chunk(2, dim=-1)
-        out = torch.full((rows, size), float("nan"))
-        torch.testing.assert_close(kernels.gated_linear(packed, x, out), silu(gate) * up, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(gated(kernels, packed, x), silu(gate) * up, atol=2e-5, rtol=2e-5)
 
 
 @DTYPES
@@ -88,11 +91,11 @@ def test_a_row_is_the_same_in_every_batch_and_with_any_number_of_threads(dtype: 
     weight = random_weights(kernels, 200, 150, dtype)
     packed = kernels.pack(weight, None)
     x = torch.randn(61, 150)
-    alone = torch.cat([kernels.linear(packed, row[None], torch.empty(1, 200)) for row in x])
+    alone = torch.cat([kernels.linear(packed, row[None]) for row in x])
     for rows in range(1, 62):
-        assert torch.equal(kernels.linear(packed, x[:rows], torch.empty(rows, 200)), alone[:rows])
+        assert torch.equal(kernels.linear(packed, x[:rows]), alone[:rows])
     make_kernels(dtype, num_threads=3)
-    assert torch.equal(kernels.linear(packed, x, torch.empty(61, 200)), alone)
+    assert torch.equal(kernels.linear(packed, x), alone)
 
 
 @DTYPES
@@ -110,7 +113,7 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
     packed: Linear = kernels.pack(weight, None, is_gated=True)
     x = torch.ones(3, 20)
     x[1, 3] = float("nan")
-    out = kernels.gated_linear(packed, x, torch.empty(3, 20))
+    out = gated(kernels, packed, x)
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
 
@@ -126,10 +129,9 @@ def test_weights_of_16_bits_give_the_same_bits_as_wide_ones(dtype: torch.dtype, 
     wide = kernels.pack(weight.float(), None, is_gated=is_gated)
     token_ids = torch.arange(narrow.outputs, dtype=torch.int32)
     assert is_gated or torch.equal(kernels.rows(narrow, token_ids), weight.float())
-    operation = kernels.gated_linear if is_gated else kernels.linear
     for rows in (1, 2, 3, 6, 20):
         x = torch.randn(rows, 77)
-        outs = [operation(linear, x, torch.empty(rows, linear.outputs)) for linear in (narrow, wide)]
+        outs = [gated(kernels, each, x) if is_gated else kernels.linear(each, x) for each in (narrow, wide)]
         assert torch.equal(outs[0], outs[1])
 
 
@@ -153,7 +155,9 @@ class Case:
         for tensor in (*self.cache.keys, *self.cache.values):
             tensor.fill_(float("nan"))  # what is read without having been written shows
         norms = [1 + 0.2 * torch.randn(shape.dim) if has_norms else None for _ in range(2)]
-        self.weights = AttentionWeights(shape, norms[0], norms[1], 1e-5)
+        nothing = Linear(torch.empty(0), None, 0, 0)  # only attention is tested here
+        vector = torch.empty(0)
+        self.weights = LayerWeights(vector, nothing, norms[0], norms[1], nothing, vector, nothing, nothing)
         angles = torch.randn(4096, shape.dim // 2)
         self.rotary = SimpleNamespace(cosines=angles.cos(), sines=angles.sin())
         self.free = random.Random(1).sample(range(200), 200)
@@ -168,10 +172,11 @@ class Case:
     def run(self, kernels: CpuKernels, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """For parts (request, start, end): [end - start, heads * dim] each."""
         runs = [Run(who, 0, start, [0] * (end - start), self.block_ids[who], None) for who, start, end in parts]
-        batch = CpuBatch.build(MicroBatch(0, runs, "slot-freed", 0.0), self.cache.page_size, self.cache.num_blocks)
+        batch = kernels.prepare(MicroBatch(0, runs, "slot-freed", 0.0), self.cache)
         qkv = torch.cat([self.qkv[who][start:end] for who, start, end in parts])
         out = torch.full((len(qkv), self.shape.heads * self.shape.dim), float("nan"))
-        kernels.attend(qkv, self.weights, self.rotary, 4, batch, self.cache, out)
+        layers = kernels.layers([self.weights, self.weights], self.shape, 1e-5)
+        layers.attend(1, qkv, batch, self.rotary, self.cache, out)
         return list(out.split([end - start for _, start, end in parts]))
 
     def expect(self, who: int, start: int, end: int) -> torch.Tensor:
@@ -277,7 +282,7 @@ def test_rms_norm(size: int) -> None:
     kernels = make_kernels(num_threads=3)
     x, weight = torch.randn(40, size), torch.randn(size)
     expected = rms_norm(x, (size,), weight, 1e-5)
-    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5, torch.empty(40, size)), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_several_threads_may_call_at_once() -> None:
@@ -286,7 +291,7 @@ def test_several_threads_may_call_at_once() -> None:
     weight = random_weights(kernels, 512, 64, torch.float32)
     packed = kernels.pack(weight, None)
     x = torch.randn(8, 64)
-    expected = kernels.linear(packed, x, torch.empty(8, 512))
+    expected = kernels.linear(packed, x)
     with ThreadPoolExecutor(4) as executor:
-        outs = executor.map(lambda _: kernels.linear(packed, x, torch.empty(8, 512)), range(200))
+        outs = executor.map(lambda _: kernels.linear(packed, x), range(200))
         assert all(torch.equal(out, expected) for out in outs)

@@ -17,9 +17,11 @@ from fullbore.model import runner as runner_module
 from fullbore.model.checkpoint import Checkpoint
 from fullbore.model.native.backend import make_native_stage
 from fullbore.model.native.config import DecoderConfig, UnsupportedError
+from fullbore.model.native.cpu_layers import CpuLayers
 from fullbore.model.native.decoder import NativeStage
-from fullbore.model.native.kernels import Linear
+from fullbore.model.native.kernels import LayerWeights, Linear
 from fullbore.model.native.rope import RotaryTables, frequencies_and_factor
+from fullbore.model.native.torch_kernels import TorchLayers
 from fullbore.model.runner import StageRunner
 from fullbore.model.spec import ModelSpec
 from fullbore.model.transformers_stage import TransformersStage
@@ -142,7 +144,7 @@ def tensors_of(thing: object, seen: set[int]) -> list[torch.Tensor]:
         return [tensor for part in thing for tensor in tensors_of(part, seen)]
     if isinstance(thing, Linear):
         return [*tensors_of(thing.weight, seen), *tensors_of(thing.bias, seen)]
-    if type(thing).__module__ in ("fullbore.model.native.decoder", "fullbore.model.native.kernels"):
+    if isinstance(thing, NativeStage | CpuLayers | TorchLayers | LayerWeights):
         return [tensor for part in vars(thing).values() for tensor in tensors_of(part, seen)]
     return []
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from fullbore.model.kv_cache import KVCache
-from fullbore.model.native.kernels import AttentionWeights, Linear, Rotary
+from fullbore.model.native.cpu_layers import STORE, TYPES, CpuBatch, CpuLayers, matrix_struct
+from fullbore.model.native.kernels import HeadShape, LayerWeights, Linear
 from fullbore.scheduler.micro_batch import MicroBatch
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type in kernels.cpp
-_STORE, _ADD, _GATE = range(3)  # what happens to the sums; enum Epilogue in linear.h
 _ALIGNMENT_BYTES = 64
 _HUGE_PAGE_BYTES = 2 * 2**20
 
@@ -28,74 +26,13 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, c
 _SIGNATURES = {
     "fb_set_threads": [_INT],
     "fb_pack": [_POINTER, _INT, _LONG, _LONG, _INT, _POINTER],
-    "fb_linear": [_POINTER, _LONG, _POINTER, _INT, _POINTER, *[_LONG] * 2, _INT, _POINTER],
-    "fb_rows_of_packed": [_POINTER, _INT, _LONG, _POINTER, _LONG, _POINTER],
-    "fb_read": [_POINTER, _LONG],
+    "fb_linear": [_POINTER, _POINTER, _LONG, _INT, _POINTER],
+    "fb_rows_of_packed": [_POINTER, _POINTER, _LONG, _POINTER],
     "fb_rms_norm": [_POINTER, _POINTER, _FLOAT, _LONG, _LONG, _POINTER],
-    "fb_rotate_and_store": [
-        *[_POINTER, *[_LONG] * 4, _POINTER, _POINTER, _FLOAT],
-        *[_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _INT],
-    ],
-    "fb_attention": [
-        *[_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _INT, *[_POINTER] * 4],
-        *[*[_LONG] * 7, _FLOAT],
-    ],
+    "fb_attend": [_POINTER] * 5,
+    "fb_run_layers": [_POINTER, _LONG, *[_POINTER] * 3],
+    "fb_read": [_POINTER, _LONG],
 }
-
-
-@dataclass(frozen=True)
-class CpuBatch:
-    """Arrays of 32-bit integers, as the C++ code reads them."""
-
-    token_ids: torch.Tensor  # [tokens]
-    positions: torch.Tensor  # [tokens]
-    slots: torch.Tensor  # [tokens] places in the KV cache
-    begins: torch.Tensor  # [runs] row of the run's first token
-    lengths: torch.Tensor  # [runs] tokens of the run
-    contexts: torch.Tensor  # [runs] tokens of the request in the cache after this run
-    tables: torch.Tensor  # [runs, blocks]
-    num_tokens: int
-    longest_context: int
-
-    @classmethod
-    def build(cls, micro_batch: MicroBatch, page_size: int, num_blocks: int) -> CpuBatch:
-        """Raises IndexError for blocks that the cache does not have: the C++ code does not look."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        lengths: list[int] = []
-        contexts: list[int] = []
-        for run in micro_batch.runs:
-            length, start = len(run.token_ids), run.start
-            token_ids += run.token_ids
-            if length == 1:
-                positions.append(start)
-                slots.append(run.block_ids[start // page_size] * page_size + start % page_size)
-            else:
-                own = range(start, start + length)
-                positions += own
-                slots += [run.block_ids[p // page_size] * page_size + p % page_size for p in own]
-            lengths.append(length)
-            contexts.append(start + length)
-        longest = max(contexts)
-        tables = np.zeros((len(contexts), -(-longest // page_size)), dtype=np.int32)
-        for row, (run, context) in enumerate(zip(micro_batch.runs, contexts, strict=True)):
-            in_use = -(-context // page_size)
-            tables[row, :in_use] = run.block_ids[:in_use]
-        if tables.min() < 0 or tables.max() >= num_blocks:
-            raise IndexError(f"Micro-batch {micro_batch.id} names KV blocks beyond the {num_blocks} that there are.")
-        begins = np.cumsum([0, *lengths[:-1]], dtype=np.int32)
-        return cls(
-            _integers(token_ids),
-            _integers(positions),
-            _integers(slots),
-            _integers(begins),
-            _integers(lengths),
-            _integers(contexts),
-            torch.from_numpy(tables),
-            len(positions),
-            longest,
-        )
 
 
 class CpuKernels:
@@ -112,7 +49,6 @@ class CpuKernels:
             getattr(library, name).argtypes = types
         self._library = library
         self._dtype = dtype
-        self._cache_type = _TYPES[dtype]
         self._has_float16 = bool(library.fb_has_float16())
         self._lanes: int = library.fb_lanes()  # floats in a vector
         self._arena = torch.empty(0, dtype=torch.uint8)
@@ -155,9 +91,7 @@ class CpuKernels:
 
     def _pack(self, weight: torch.Tensor, outputs: int, inputs: int, is_gated: bool, packed: torch.Tensor) -> None:
         assert weight.is_contiguous()
-        self._library.fb_pack(
-            weight.data_ptr(), _TYPES[weight.dtype], outputs, inputs, int(is_gated), packed.data_ptr()
-        )
+        self._library.fb_pack(weight.data_ptr(), TYPES[weight.dtype], outputs, inputs, int(is_gated), packed.data_ptr())
 
     def _num_panels(self, outputs: int, is_gated: bool) -> int:
         return -(-outputs // (self._lanes if is_gated else 2 * self._lanes))
@@ -166,105 +100,31 @@ class CpuKernels:
         if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < linear.outputs:
             raise IndexError(f"There are token ids beyond the vocabulary of {linear.outputs}.")
         out = torch.empty(len(token_ids), linear.inputs)
-        self._library.fb_rows_of_packed(
-            linear.weight.data_ptr(),
-            _TYPES[linear.weight.dtype],
-            linear.inputs,
-            token_ids.data_ptr(),
-            len(token_ids),
-            out.data_ptr(),
-        )
+        matrix = matrix_struct(linear)
+        self._library.fb_rows_of_packed(ctypes.byref(matrix), token_ids.data_ptr(), len(token_ids), out.data_ptr())
         return out
 
     # ----------------------------------------------------------------------------------------------- operations
 
-    def linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._linear(linear, x, out, _STORE)
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return self.linear_into(linear, x, torch.empty(len(x), linear.outputs), STORE)
 
-    def add_linear(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> None:
-        self._linear(linear, x, residual, _ADD)
-
-    def gated_linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._linear(linear, x, out, _GATE)
-
-    def _linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor, epilogue: int) -> torch.Tensor:
-        self._library.fb_linear(
-            x.data_ptr(),
-            x.shape[0],
-            linear.weight.data_ptr(),
-            _TYPES[linear.weight.dtype],
-            None if linear.bias is None else linear.bias.data_ptr(),
-            linear.inputs,
-            linear.outputs,
-            epilogue,
-            out.data_ptr(),
-        )
+    def linear_into(self, linear: Linear, x: torch.Tensor, out: torch.Tensor, epilogue: int) -> torch.Tensor:
+        """What a layer does with its matrices: `epilogue` STORE, ADD to what is in `out`, or GATE."""
+        matrix = matrix_struct(linear)
+        self._library.fb_linear(ctypes.byref(matrix), x.data_ptr(), len(x), epilogue, out.data_ptr())
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        out = torch.empty_like(x)
         self._library.fb_rms_norm(x.data_ptr(), weight.data_ptr(), epsilon, x.shape[0], x.shape[1], out.data_ptr())
         return out
 
+    def layers(self, layers: Sequence[LayerWeights], shape: HeadShape, epsilon: float) -> CpuLayers:
+        return CpuLayers(self._library, layers, shape, epsilon, self._dtype)
+
     def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> CpuBatch:
-        return CpuBatch.build(micro_batch, cache.page_size, cache.num_blocks)
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        weights: AttentionWeights,
-        rotary: Rotary,
-        layer: int,
-        batch: CpuBatch,
-        cache: KVCache,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        shape = weights.shape
-        keys = cache.keys[layer - cache.first_layer].data_ptr()
-        values = cache.values[layer - cache.first_layer].data_ptr()
-        self._library.fb_rotate_and_store(
-            qkv.data_ptr(),
-            batch.num_tokens,
-            shape.heads,
-            shape.kv_heads,
-            shape.dim,
-            None if weights.q_norm is None else weights.q_norm.data_ptr(),
-            None if weights.k_norm is None else weights.k_norm.data_ptr(),
-            weights.epsilon,
-            batch.positions.data_ptr(),
-            rotary.cosines.data_ptr(),
-            rotary.sines.data_ptr(),
-            shape.dim // 2,
-            batch.slots.data_ptr(),
-            cache.page_size,
-            keys,
-            values,
-            self._cache_type,
-        )
-        self._library.fb_attention(
-            qkv.data_ptr(),
-            shape.qkv_size,
-            out.data_ptr(),
-            keys,
-            values,
-            self._cache_type,
-            batch.begins.data_ptr(),
-            batch.lengths.data_ptr(),
-            batch.contexts.data_ptr(),
-            batch.tables.data_ptr(),
-            len(batch.lengths),
-            batch.tables.shape[1],
-            shape.heads,
-            shape.kv_heads,
-            shape.dim,
-            shape.dim,
-            cache.page_size,
-            shape.dim**-0.5,
-        )
-        return out
-
-
-def _integers(values: list[int] | np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(values, dtype=np.int32))
+        return CpuBatch(micro_batch, cache.page_size, cache.num_blocks)
 
 
 def huge_pages(num_bytes: int) -> torch.Tensor:

@@ -142,7 +142,7 @@ class FlashInferKernels(TorchKernels):
         dtype = self.compute_dtype
         return {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": self._shape.dim**-0.5}
 
-    def _attend(
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -202,7 +202,7 @@ def difference_from_torch(kernels: FlashInferKernels, dtype: torch.dtype, device
         qkv = torch.randn(micro_batch.num_tokens, heads, shape.dim, generator=generator).to(device, dtype)
         query, key, value = torch.split(qkv, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
         outputs = [
-            each._attend(
+            each.attend(
                 query.contiguous(), key, value, 0, each.prepare(micro_batch, kv_cache), kv_cache, shape.dim**-0.5
             ).float()
             for each, kv_cache in zip((kernels, reference), caches, strict=True)

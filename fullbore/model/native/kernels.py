@@ -1,10 +1,11 @@
-"""What the native decoder asks of a machine: linear layers, norms and paged attention.
+"""What the native decoder asks of a machine: layers of paged attention and MLP, and what stands before and after them.
 
 CpuKernels computes with our own C++ code, TorchKernels with torch's operations wherever torch runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,13 +43,17 @@ class HeadShape:
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
-    """What happens to queries and keys between their projection and their meeting, besides rotation."""
+class LayerWeights:
+    """A pre-norm residual block: grouped attention, then a gated MLP. down(silu(gate(x)) * up(x))"""
 
-    shape: HeadShape
-    q_norm: torch.Tensor | None  # [dim]
+    attention_norm: torch.Tensor  # [hidden_size]
+    qkv: Linear
+    q_norm: torch.Tensor | None  # [dim]: of each query and key before it is rotated
     k_norm: torch.Tensor | None
-    epsilon: float
+    output: Linear
+    mlp_norm: torch.Tensor  # [hidden_size]
+    gate_up: Linear
+    down: Linear
 
 
 class Batch(Protocol):
@@ -68,8 +73,16 @@ class Rotary(Protocol):
     sines: torch.Tensor
 
 
+class Layers(Protocol):
+    """The layers of a stage, ready to run."""
+
+    def forward(self, hidden: torch.Tensor, batch: Any, rotary: Rotary, cache: KVCache) -> None:
+        """Changes `hidden`, [tokens, hidden_size] of the kernels' dtype, in place. `batch`: what `prepare` made."""
+        ...
+
+
 class Kernels(Protocol):
-    """Hidden states are [tokens, hidden_size] of `compute_dtype`. Results may live in buffers that are used again."""
+    """Hidden states are [tokens, hidden_size] of `compute_dtype`. Results are fresh tensors."""
 
     compute_dtype: torch.dtype
 
@@ -98,41 +111,18 @@ class Kernels(Protocol):
         """Rows of the weights, a fresh tensor."""
         ...
 
-    def linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """`out` = x · weightᵀ + bias."""
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """x · weightᵀ + bias."""
         ...
 
-    def add_linear(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """The same, added to `residual` in place."""
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """x / sqrt(mean(x²) + epsilon) * weight, row by row."""
         ...
 
-    def gated_linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """`out` = silu(gate(x)) * up(x): [tokens, outputs]."""
-        ...
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> torch.Tensor:
-        """`out` = x / sqrt(mean(x²) + epsilon) * weight, row by row."""
+    def layers(self, layers: Sequence[LayerWeights], shape: HeadShape, epsilon: float) -> Layers:
+        """Takes over the layers of a stage, in order; the cache has them in the same order."""
         ...
 
     def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> Batch:
         """All that does not depend on the hidden states."""
-        ...
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        weights: AttentionWeights,
-        rotary: Rotary,
-        layer: int,
-        batch: Any,
-        cache: KVCache,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """Rotates queries and keys, stores keys and values, attends: [tokens, heads * dim] in `out`.
-
-        Args:
-            qkv: [tokens, qkv_size]; may be overwritten.
-            layer: global index.
-            batch: what `prepare` made.
-        """
         ...

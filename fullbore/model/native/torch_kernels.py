@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from torch.nn.functional import rms_norm, silu
 from fullbore.model.attention import AttentionMetadata, DecodeMetadata, paged_attention
 from fullbore.model.kv_cache import KVCache
 from fullbore.model.native.buckets import Bucket, DecodeRows
-from fullbore.model.native.kernels import AttentionWeights, Batch, Linear, Rotary
+from fullbore.model.native.kernels import Batch, HeadShape, LayerWeights, Linear, Rotary
 from fullbore.scheduler.micro_batch import MicroBatch
 
 
@@ -122,24 +123,14 @@ class TorchKernels:
     def rows(self, linear: Linear, token_ids: torch.Tensor) -> torch.Tensor:
         return linear.weight[token_ids]
 
-    def _linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        if linear.weight.is_mkldnn:
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, linear.weight, linear.bias, "none", [], "")
-            return y
-        return plain_linear(x, linear.weight, linear.bias)
+    def linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return _linear(linear, x)
 
-    def linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._linear(linear, x)
-
-    def add_linear(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> None:
-        residual += self._linear(linear, x)
-
-    def gated_linear(self, linear: Linear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        gate, up = self._linear(linear, x).chunk(2, dim=-1)
-        return silu(gate).mul_(up)
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         return rms_norm(x, (x.shape[-1],), weight, epsilon)
+
+    def layers(self, layers: Sequence[LayerWeights], shape: HeadShape, epsilon: float) -> TorchLayers:
+        return TorchLayers(layers, shape, epsilon, self.attend)
 
     def prepare(self, micro_batch: MicroBatch, cache: KVCache) -> Batch:
         return TorchBatch.build(micro_batch, cache)
@@ -149,27 +140,6 @@ class TorchKernels:
         return TorchStaticBatch(bucket, cache, longest_context)
 
     def attend(
-        self,
-        qkv: torch.Tensor,
-        weights: AttentionWeights,
-        rotary: Rotary,
-        layer: int,
-        batch: Any,
-        cache: KVCache,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        shape = weights.shape
-        heads = qkv.view(batch.num_tokens, -1, shape.dim)
-        query, key, value = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-        if weights.q_norm is not None and weights.k_norm is not None:
-            query = rms_norm(query, (shape.dim,), weights.q_norm, weights.epsilon)
-            key = rms_norm(key, (shape.dim,), weights.k_norm, weights.epsilon)
-        cosines = rotary.cosines[batch.positions, None].to(qkv.dtype)
-        sines = rotary.sines[batch.positions, None].to(qkv.dtype)
-        query, key = _rotate(query, cosines, sines), _rotate(key, cosines, sines)
-        return self._attend(query, key, value, layer, batch, cache, shape.dim**-0.5).reshape(batch.num_tokens, -1)
-
-    def _attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -184,6 +154,54 @@ class TorchKernels:
         Returns [tokens, heads, dim].
         """
         return paged_attention(query, key, value, layer, cache, batch.metadata, scale)
+
+
+class TorchLayers:
+    """See `Layers`."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        shape: HeadShape,
+        epsilon: float,
+        attend: Callable[..., torch.Tensor],
+    ) -> None:
+        self._layers = layers
+        self._shape = shape
+        self._epsilon = epsilon
+        self._attend = attend  # of the kernels
+
+    def forward(self, hidden: torch.Tensor, batch: Any, rotary: Rotary, cache: KVCache) -> None:
+        cosines = rotary.cosines[batch.positions, None].to(hidden.dtype)
+        sines = rotary.sines[batch.positions, None].to(hidden.dtype)
+        for index, layer in enumerate(self._layers, start=cache.first_layer):
+            qkv = _linear(layer.qkv, self._norm(hidden, layer.attention_norm))
+            query, key, value = self._rotated(layer, qkv, cosines, sines)
+            attended = self._attend(query, key, value, index, batch, cache, self._shape.dim**-0.5)
+            hidden += _linear(layer.output, attended.reshape(batch.num_tokens, -1))
+            gate, up = _linear(layer.gate_up, self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+            hidden += _linear(layer.down, silu(gate).mul_(up))
+
+    def _rotated(
+        self, layer: LayerWeights, qkv: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [tokens, heads, dim], the first two normed, where the model does so, and rotated."""
+        shape = self._shape
+        heads = qkv.view(len(qkv), -1, shape.dim)
+        query, key, value = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
+        return _rotate(query, cosines, sines), _rotate(key, cosines, sines), value
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, (x.shape[-1],), weight, self._epsilon)
+
+
+def _linear(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    if linear.weight.is_mkldnn:
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, linear.weight, linear.bias, "none", [], "")
+        return y
+    return plain_linear(x, linear.weight, linear.bias)
 
 
 def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

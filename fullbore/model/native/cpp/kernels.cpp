@@ -11,30 +11,13 @@
 #include <mutex>
 #include <type_traits>
 
-#include "attention.h"
+#include "layers.h"
 #include "linear.h"
 #include "pool.h"
 #include "small.h"
 #include "vectors.h"
 
-namespace {
-
-enum Type { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // of stored numbers
-
-// Calls body with the pointer that the type stands for.
-template <typename Body>
-void with_type(const void* data, int type, const Body& body) {
-    if (type == FLOAT32) body(static_cast<const float*>(data));
-    if (type == BFLOAT16) body(static_cast<const bfloat16*>(data));
-#if HAS_FLOAT16
-    if (type == FLOAT16) body(static_cast<const float16*>(data));
-#endif
-}
-
-}  // namespace
-
 extern "C" {
-
 
 int fb_lanes() { return LANES; }
 int fb_has_float16() { return HAS_FLOAT16; }
@@ -52,19 +35,15 @@ void fb_pack(const void* w, int type, int64_t outputs, int64_t inputs, int is_ga
     });
 }
 
-// y[rows][outputs] from x[rows][inputs]; w is packed (linear.h). epilogue: enum Epilogue.
-void fb_linear(const float* x, int64_t rows, const void* w, int type, const float* bias, int64_t inputs,
-               int64_t outputs, int epilogue, float* y) {
-    with_type(w, type, [&](auto weights) {
-        Linear<std::remove_cv_t<std::remove_pointer_t<decltype(weights)>>>{
-            x, inputs, weights, bias, y, outputs, int(inputs), int(outputs), Epilogue(epilogue)}
-            .run(int(rows));
-    });
+// y[rows][outputs] from x[rows][inputs]. epilogue: enum Epilogue.
+void fb_linear(const Matrix* matrix, const float* x, int64_t rows, int epilogue, float* y) {
+    linear(*matrix, x, rows, Epilogue(epilogue), y);
 }
 
-// Rows of the packed matrix w, [outputs][inputs], for embedding with the weights of the head.
-void fb_rows_of_packed(const void* w, int type, int64_t inputs, const int32_t* ids, int64_t count, float* y) {
-    with_type(w, type, [&](auto weights) {
+// Rows of a packed matrix, [outputs][inputs], for embedding with the weights of the head.
+void fb_rows_of_packed(const Matrix* matrix, const int32_t* ids, int64_t count, float* y) {
+    const int64_t inputs = matrix->inputs;
+    with_type(matrix->weights, matrix->type, [&](auto weights) {
         parallel(int(count), ROW_GRAIN, [&](int begin, int end) {
             for (int i = begin; i < end; i++)
                 for (int64_t k = 0; k < inputs; k++)
@@ -73,57 +52,16 @@ void fb_rows_of_packed(const void* w, int type, int64_t inputs, const int32_t* i
     });
 }
 
-// y[rows][size] = rms_norm(x[rows][size]).
 void fb_rms_norm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t size, float* y) {
-    parallel(int(rows), ROW_GRAIN, [&](int begin, int end) {
-        for (int row = begin; row < end; row++) rms_norm(x + row * size, weight, epsilon, int(size), y + row * size);
-    });
+    rms_norm_rows(x, weight, epsilon, rows, size, y);
 }
 
-// qkv[tokens][(heads + 2 * kv_heads) * dim]: norms (if there are weights) and rotates queries and keys in place, and
-// stores keys and values at their slots of the cache (layout: attention.h).
-void fb_rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* q_norm,
-                         const float* k_norm, float epsilon, const int32_t* positions, const float* cosines,
-                         const float* sines, int64_t half, const int32_t* slots, int64_t page_size, void* keys,
-                         void* values, int type) {
-    parallel(int(tokens), ROW_GRAIN, [&](int begin, int end) {
-        for (int token = begin; token < end; token++) {
-            float* row = qkv + token * (heads + 2 * kv_heads) * dim;
-            for (int64_t head = 0; head < heads + kv_heads; head++) {
-                float* x = row + head * dim;
-                const float* norm = head < heads ? q_norm : k_norm;
-                if (norm) rms_norm(x, norm, epsilon, int(dim), x);
-                rotate(x, cosines + positions[token] * half, sines + positions[token] * half, int(half));
-            }
-            const int64_t block = slots[token] / page_size, offset = slots[token] % page_size;
-            for (int64_t head = 0; head < kv_heads; head++) {
-                const float *key = row + (heads + head) * dim, *value = key + kv_heads * dim;
-                const int64_t page = (block * kv_heads + head) * page_size * dim;
-                if (type == BFLOAT16)
-                    store_token(key, value, dim, page_size, offset, static_cast<bfloat16*>(keys) + page,
-                                static_cast<bfloat16*>(values) + page);
-                else
-                    store_token(key, value, dim, page_size, offset, static_cast<float*>(keys) + page,
-                                static_cast<float*>(values) + page);
-            }
-        }
-    });
+void fb_attend(const Layer* layer, const Shape* shape, const Batch* batch, float* qkv, float* out) {
+    attend(*layer, *shape, *batch, qkv, out);
 }
 
-void fb_attention(const float* query, int64_t query_stride, float* out, const void* keys, const void* values,
-                  int type, const int32_t* begins, const int32_t* lengths, const int32_t* contexts,
-                  const int32_t* tables, int64_t runs, int64_t most_blocks, int64_t heads, int64_t kv_heads,
-                  int64_t k_dim, int64_t v_dim, int64_t page_size, float scale) {
-    const auto run = [&](auto k, auto v) {
-        Attention<std::remove_cv_t<std::remove_pointer_t<decltype(k)>>>{
-            query, query_stride, out, k, v, begins, lengths, contexts, tables, int(runs), int(most_blocks), int(heads),
-            int(kv_heads), int(k_dim), int(v_dim), int(page_size), scale}
-            .run_all();
-    };
-    if (type == BFLOAT16)
-        run(static_cast<const bfloat16*>(keys), static_cast<const bfloat16*>(values));
-    else
-        run(static_cast<const float*>(keys), static_cast<const float*>(values));
+void fb_run_layers(const Layer* layers, int64_t num_layers, const Shape* shape, const Batch* batch, float* hidden) {
+    run_layers(layers, num_layers, *shape, *batch, hidden);
 }
 
 // Reads memory and does nothing with it, for benchmarks: returns a sum that keeps the compiler from leaving it out.

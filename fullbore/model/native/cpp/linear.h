@@ -94,8 +94,8 @@ struct Linear {
         const int width = epilogue == GATE ? LANES : PANEL;
         const int panels = (outputs + width - 1) / width;
         const int most_rows = std::max(MAX_ROWS, int(256 * 1024 / (sizeof(float) * inputs)) / MAX_ROWS * MAX_ROWS);
-        const int shares = 6 * num_threads();
-        const int grain = num_threads() == 1 ? panels : ((panels + shares - 1) / shares + 3) / 4 * 4;
+        const int together = panels_at_once(std::min(rows, MAX_ROWS));
+        const int grain = num_threads() == 1 ? panels : std::max(1, panels / (num_threads() * 6 * together)) * together;
         for (int row = 0; row < rows; row += most_rows)
             parallel(panels, grain,
                      [&](int begin, int end) { block(row, std::min(most_rows, rows - row), begin, end); });

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int ROW_GRAIN = 16;  // rows of a small operation that are worth waking another thread
+constexpr int ROW_GRAIN = 4;  // rows of a small operation that are worth sharing with another thread
 
 // y = x / rms(x) * weight, one row. x and y may be the same.
 void rms_norm(const float* x, const float* weight, float epsilon, int size, float* y) {
