@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -14,7 +15,8 @@ from starlette.responses import Response
 from fullbore.server.errors import ApiError
 from fullbore.server.state import get_state
 
-SILENCE_S = 30.0  # a client that sends nothing of its body for so long is given up
+SILENCE_S = 30.0  # a client that sends nothing of its body for so long is given up ...
+LEAST_BYTES_PER_S = 16 * 1024  # ... and one that sends less than this, on the whole, after as long
 
 # Parsing keeps the interpreter busy, and with it all other clients: about 0.3 us for each list or object, 0.03 us for
 # each item. A smaller body takes no longer than a few milliseconds, whatever is in it.
@@ -59,22 +61,27 @@ class JsonRequest(Request):
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > max_bytes:
             raise too_large
-        chunks, size = [], 0
+        chunks: list[bytes] = []
+        size, begin_s = 0, time.monotonic()
         stream = self.stream()
-        while (chunk := await _next_chunk(stream)) is not None:  # a chunked body declares no length
+        while True:
+            ahead_s = begin_s + size / LEAST_BYTES_PER_S - time.monotonic()
+            chunk = await _next_chunk(stream, SILENCE_S + min(ahead_s, 0.0))
+            if chunk is None:
+                return b"".join(chunks)
             size += len(chunk)
-            if size > max_bytes:
+            if size > max_bytes:  # a chunked body declares no length
                 raise too_large
             chunks.append(chunk)
-        return b"".join(chunks)
 
 
-async def _next_chunk(stream: AsyncIterator[bytes]) -> bytes | None:
+async def _next_chunk(stream: AsyncIterator[bytes], timeout_s: float) -> bytes | None:
     """None at the end. Raises ApiError when nothing comes for too long."""
     try:
-        return await asyncio.wait_for(anext(stream, None), SILENCE_S)
+        return await asyncio.wait_for(anext(stream, None), timeout_s)
     except TimeoutError:
-        raise ApiError(408, f"The rest of the body did not come within {SILENCE_S:g} s.", code="body_late") from None
+        limits = f"at most {SILENCE_S:g} s of silence, and after as long {LEAST_BYTES_PER_S} bytes a second on average"
+        raise ApiError(408, f"The body does not come fast enough: {limits}.", code="body_late") from None
 
 
 def _parse(body: bytes) -> Any:

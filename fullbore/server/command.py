@@ -17,7 +17,7 @@ from fullbore.engine.async_client import AsyncEngineClient
 from fullbore.engine.messages import EngineInfo
 from fullbore.progress import StartProgress
 from fullbore.server.request_log import set_up_logging
-from fullbore.server.serve import bind, serve, stop_signals
+from fullbore.server.serve import allow_many_connections, bind, serve, stop_signals
 from fullbore.server.state import ServerState
 from fullbore.text.tokenizer import Tokenizer
 
@@ -31,6 +31,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> None:
     engine_config.validate()
     server_config.validate()
     set_up_logging(server_config.log_format)
+    allow_many_connections()
     with bind(server_config.host, server_config.port) as sock:  # before the model is loaded for nothing
         asyncio.run(_run(engine_config, server_config, sock))
 

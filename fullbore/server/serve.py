@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from fullbore.server.warm_up import warm_up
 DEATH_NOTICE_S = 2.0
 # After the last output: time for connections to be closed.
 CLOSE_TIMEOUT_S = 2
+MOST_FILES = 65_536
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,6 +45,14 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(f"Cannot listen on {host} port {port} ({error.strerror}); choose another --port.") from error
     return sock
+
+
+def allow_many_connections() -> None:
+    """Raises the system's soft limit of open files, often 1024: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def serve(

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 from fake_engine import FakeEngine, Reply
 from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, make_byte_tokenizer
 
@@ -79,6 +80,12 @@ class RunningServer:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def num_connections(self) -> int:
+        """Open ones, as the system sees them."""
+        port = self.sock.getsockname()[1]
+        return sum(each.laddr.port == port and bool(each.raddr) for each in psutil.Process().net_connections("tcp"))
 
     def join(self) -> None:
         self._thread.join(TIMEOUT_S)

@@ -17,7 +17,6 @@ from running_server import TIMEOUT_S, RunningServer, StartServer, says
 
 from fullbore.errors import RequestError
 from fullbore.server import body as body_module
-from fullbore.server import connection as connection_module
 from fullbore.server import request_log
 from fullbore.server.errors import ApiError
 from fullbore.server.request_log import JsonFormatter, TextFormatter
@@ -257,20 +256,6 @@ def test_half_a_body_gets_408(server: RunningServer, monkeypatch: pytest.MonkeyP
             head, _, body = answer.read().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert json.loads(body)["error"]["code"] == "body_late"
-
-
-def test_a_client_that_never_reads_is_given_up(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "SLOWEST_SEND_S", 0.2)
-    server.engine.info.context_length = 100_000
-    server.engine.reply = lambda request: [87] * 60_000
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(server.sock.getsockname())
-        body = json.dumps({"prompt": "p", "max_tokens": 60_000, "stream": True}).encode()
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
-        sock.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        eventually(lambda: server.engine.aborted)
-        assert not server.engine.running
 
 
 # -------------------------------------------------------------------------------------------------- tokens and models

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from running_server import TIMEOUT_S, RunningServer, StartServer
 
 from fullbore.errors import ConfigError, EngineDeadError
 from fullbore.server import serve as serve_module
-from fullbore.server.serve import bind
+from fullbore.server.serve import MOST_FILES, allow_many_connections, bind
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -194,3 +195,15 @@ def test_the_second_of_two_servers_that_bound_one_port_ends_with_a_settings_erro
     start_server(first, shutdown_grace_s=0.2)
     with pytest.raises(ConfigError, match="Cannot listen"):
         start_server(second)
+
+
+def test_connections_may_be_as_many_as_the_system_lets_them() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, limits[1]))
+    try:
+        allow_many_connections()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert hard == limits[1]
+    assert soft == (MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES))
