@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +245,13 @@ def test_tables_of_the_rotary_embedding_stay_where_they_are(folder: Path) -> Non
     forward([runner], runs)
     forward([runner], next_tokens(runs, generator))
     assert rotary.cosines.data_ptr() == address
+
+
+@pytest.mark.slow
+def test_host_and_device_are_kept_apart(tmp_path: Path) -> None:
+    """On a device that exists in name only; see fake_device.py."""
+    model = make_tiny_model("Qwen3ForCausalLM", tmp_path, tied=True)
+    script = Path(__file__).parent / "fake_device.py"
+    result = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=200)
+    # A decode micro-batch, one larger than the graphs, and a mistake made on purpose.
+    assert result.stdout.split() == ["graph", "eager", "FakeTensorDeviceMismatchError"], result.stderr
