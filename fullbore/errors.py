@@ -34,6 +34,13 @@ class RequestError(FullboreError):
         self.param = param
 
 
+class GrammarError(RequestError):
+    """A grammar that was compiled, but became too complex while an output followed it; no other request ends."""
+
+    def __init__(self) -> None:
+        super().__init__("The grammar or schema became too complex to follow; simplify it.", "grammar")
+
+
 class LogitsError(FullboreError):
     """The model's logits for one request are NaN or infinite, so that it has no next token; no other request ends."""
 

@@ -14,7 +14,7 @@ import msgspec
 from fullbore.config import DEFAULT_MODEL, EngineConfig
 from fullbore.engine.client import EngineClient, OnProgress
 from fullbore.engine.messages import AddRequest, EngineInfo, Outputs
-from fullbore.errors import ConfigError, EngineDeadError, LogitsError, RequestError
+from fullbore.errors import ConfigError, EngineDeadError, FullboreError, GrammarError, LogitsError, RequestError
 from fullbore.progress import RequestProgress
 from fullbore.scheduler.logprobs import TokenLogprob
 from fullbore.scheduler.request import FinishReason, SamplingParams, TokenOutput
@@ -23,6 +23,8 @@ from fullbore.text.requests import encode_chat, encode_text, make_requests
 from fullbore.text.tokenizer import ChatMessage, Tokenizer
 
 RECEIVE_TIMEOUT_S = 1.0
+# Why an output ended before its time, by finish reason.
+_ERRORS: dict[FinishReason | None, type[FullboreError]] = {"error": LogitsError, "grammar": GrammarError}
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[ChatMessage]
@@ -36,7 +38,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
-    error: str | None = None  # why there is no more, when `finish_reason` is "error"
+    error: str | None = None  # why there is no more, when `finish_reason` is "error" or "grammar"
     logprobs: list[TokenLogprob] | None = None  # one for each of `token_ids`, if asked for
 
 
@@ -96,7 +98,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues all prompts (texts or lists of token ids); the results are in their order.
 
-        A prompt for which the model gives NaN ends alone, with finish reason "error" and the text until then.
+        A prompt for which the model gives NaN ends alone, with finish reason "error" and the text until then; one whose
+        grammar becomes too complex to follow, with "grammar".
 
         Args:
             params: for all prompts, or one for each.
@@ -129,7 +132,8 @@ class LLM:
     def stream(self, prompt: Prompt | Conversation, params: SamplingParams | None = None) -> Iterator[str]:
         """Continues one prompt, or answers one conversation; yields text as it comes.
 
-        Raises as `generate`, and LogitsError where the model gives NaN.
+        Raises as `generate`, LogitsError where the model gives NaN, and GrammarError where the output's grammar becomes
+        too complex to follow.
         """
         make_jobs: Any = self._chat_jobs if _is_conversation(prompt) else self._prompt_jobs
         [each] = _params_of_each(params, 1)
@@ -138,8 +142,8 @@ class LLM:
         for job, text in self._run(make_jobs(prompt, each)):
             if text:
                 yield text
-            if job.text.finish_reason == "error":
-                raise LogitsError
+            if job.text.finish_reason in _ERRORS:
+                raise _ERRORS[job.text.finish_reason]()
 
     def close(self) -> None:
         """Ends all processes. Twice is fine."""
@@ -244,7 +248,7 @@ class _Job:
             text="".join(self.pieces),
             token_ids=self.text.token_ids,
             finish_reason=reason,
-            error=str(LogitsError()) if reason == "error" else None,
+            error=str(_ERRORS[reason]()) if reason in _ERRORS else None,
             logprobs=None if self.request.num_logprobs is None else self.text.logprobs,
         )
 

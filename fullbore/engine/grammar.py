@@ -175,16 +175,19 @@ class GrammarQueue:
         with suppress(Exception):  # a broken tokenizer: requests with a grammar are refused, others need none
             self._compiler.load()
         self.is_loaded = True  # in any case: the engine's start waits for it
+        compiled = ""  # the last grammar: the choices of one request follow each other
+        result: LLMatcher | RequestError
         while True:
             pending = self._to_do.get()
-            self._done.put((pending, self._compile(pending)))
-            os.eventfd_write(self._event_fd, 1)
+            if pending.message.request_id in self._waiting:  # else it was aborted, and nobody wants to know
+                if pending.grammar != compiled:
+                    compiled, result = pending.grammar, self._compile(pending.grammar)
+                self._done.put((pending, result))
+                os.eventfd_write(self._event_fd, 1)
 
-    def _compile(self, pending: Pending) -> LLMatcher | RequestError:
-        if pending.message.request_id not in self._waiting:
-            return RequestError("aborted")
+    def _compile(self, grammar: str) -> LLMatcher | RequestError:
         try:
-            return self._compiler.compile(pending.grammar)
+            return self._compiler.compile(grammar)
         except RequestError as error:
             return error
         except Exception as error:  # whatever it is, only this request may suffer

@@ -74,3 +74,8 @@ def draw(checksum: int, seed: int | None, choice: int, vocab: int) -> int:
     """The token that follows a sequence of this checksum; `seed` None: greedy."""
     key = checksum if seed is None else checksum + 7919 * (seed % 2**64) + 104_729 * choice + 1
     return (key * 6_364_136_223_846_793_005 % 2**64 >> 33) % vocab
+
+
+def allowed_tokens(mask: bytes, vocab: int) -> list[int]:
+    """The tokens that a mask allows, see `scheduler.micro_batch.Sampling`."""
+    return [token for token in range(min(vocab, 8 * len(mask))) if mask[token // 8] >> token % 8 & 1]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fullbore.engine.sleep_model import SleepModel, checksum, draw, parse
+from fullbore.engine.sleep_model import SleepModel, allowed_tokens, checksum, draw, parse
 from fullbore.errors import OutOfMemoryError
 from fullbore.scheduler.logprobs import Logprobs, MicroBatchLogprobs
 from fullbore.scheduler.micro_batch import MicroBatch, Run, Sampling
@@ -80,10 +80,15 @@ class SleepRunner:
 
     def sample(self, micro_batch: MicroBatch, logits: torch.Tensor) -> list[int | None]:
         samplings = [run.sampling for run in micro_batch.runs if run.sampling is not None]
-        return [
-            draw(value, _seed(sampling), sampling.choice, self.model.vocab)
-            for value, sampling in zip(logits.tolist(), samplings, strict=True)
-        ]
+        return [self._draw(value, sampling) for value, sampling in zip(logits.tolist(), samplings, strict=True)]
+
+    def _draw(self, value: int, sampling: Sampling) -> int:
+        """Obeys the mask of a grammar; there are no logits that biases and penalties could change."""
+        seed = None if sampling.temperature == 0 else sampling.seed
+        if sampling.mask is None:
+            return draw(value, seed, sampling.choice, self.model.vocab)
+        allowed = allowed_tokens(sampling.mask, self.model.vocab)
+        return allowed[draw(value, seed, sampling.choice, len(allowed))]
 
     def logprobs(
         self, micro_batch: MicroBatch, logits: torch.Tensor, token_ids: Sequence[int | None]
@@ -157,7 +162,3 @@ class SleepRunner:
         if model.fail == "hang":
             time.sleep(3600)
         raise RuntimeError("failed, as the settings say")
-
-
-def _seed(sampling: Sampling) -> int | None:
-    return None if sampling.temperature == 0 else sampling.seed

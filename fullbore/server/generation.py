@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from fullbore.engine.messages import AddRequest
-from fullbore.errors import LogitsError, RequestError
+from fullbore.errors import GrammarError, LogitsError, RequestError
 from fullbore.scheduler.logprobs import TokenLogprob
 from fullbore.scheduler.request import SamplingParams, TokenOutput
 from fullbore.server.errors import ApiError
@@ -148,8 +148,8 @@ class Generation:
                     if choice is None:
                         continue  # tokens that were on their way when a stop string ended their choice
                     if output.finish_reason == "grammar":
-                        message = "The grammar or schema became too complex to follow; simplify it."
-                        raise ApiError(400, message, self._body.name_of_param("grammar"), "grammar_too_complex")
+                        error = GrammarError()
+                        raise ApiError(400, str(error), self._body.name_of_param(error.param), "grammar_too_complex")
                     text = choice.output.push(output)
                     if output.token_id is not None:
                         timing.on_token(time.perf_counter(), choice.index)

@@ -13,7 +13,10 @@ from fullbore_process import eventually, run_fullbore
 from tiny_models import make_tiny_model, poison_token
 
 from fullbore import LLM, SamplingParams
-from fullbore.errors import ConfigError, LogitsError, RequestError
+from fullbore.engine.messages import Outputs
+from fullbore.errors import ConfigError, GrammarError, LogitsError, RequestError
+from fullbore.scheduler.request import TokenOutput
+from fullbore.text.grammar import regex_grammar
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +208,21 @@ def test_a_prompt_with_nan_ends_alone(tmp_path: Path) -> None:
         assert output.outputs[0].finish_reason == "length"
         assert output.outputs[0].error is None
         assert len(output.token_ids) == 1
+
+
+def test_a_grammar_too_complex_to_follow_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive(timeout_s: float) -> list[Outputs]:
+        [request_id] = llm._inboxes
+        return [Outputs([TokenOutput(request_id, None, "grammar")])]
+
+    monkeypatch.setattr(llm._engine, "add", lambda request: None)
+    monkeypatch.setattr(llm._engine, "receive", receive)
+    params = SamplingParams(max_tokens=5, grammar=regex_grammar("a+"))
+    [output] = llm.generate("abc", params)[0].outputs
+    assert output.finish_reason == "grammar"
+    assert "simplify" in str(output.error)
+    with pytest.raises(GrammarError, match="simplify"):
+        list(llm.stream("abc", params))
 
 
 def test_unknown_and_wrong_settings() -> None:

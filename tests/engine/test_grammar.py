@@ -214,8 +214,10 @@ class SlowCompiler(GrammarCompiler):
     """Compiles when it is told to."""
 
     may_go_on = False
+    num_compiled = 0
 
     def compile(self, grammar: str) -> Any:
+        self.num_compiled += 1
         while not self.may_go_on:
             time.sleep(0.001)
         return super().compile(grammar)
@@ -262,6 +264,18 @@ def test_equal_grammars_are_compiled_once_and_followed_apart(slow: SlowCompiler)
     before = second.mask()
     first.accept(TOKENIZER.encode("y")[0])
     assert second.mask() == before != first.mask()
+
+
+def test_the_choices_of_a_request_wait_for_one_compilation(slow: SlowCompiler) -> None:
+    queue = GrammarQueue(slow)
+    for request_id in range(128):
+        queue.add(add_request(request_id, [1], 5, choice=request_id % 64), GRAMMARS[request_id // 64], 0.0)
+    slow.may_go_on = True
+    compiled = wait(queue)
+    while len(queue):
+        compiled += wait(queue)
+    assert [each.pending.message.request_id for each in compiled] == list(range(128))
+    assert slow.num_compiled == 2
 
 
 def test_aborted_and_late_requests_wait_no_more(slow: SlowCompiler) -> None:

@@ -78,3 +78,17 @@ def test_wrong_data_is_found_out() -> None:
     other = MicroBatch(1, [Run(7, 0, 3, [9], [1, 1], greedy(4))], "token-returned", 0.0)
     with pytest.raises(RuntimeError, match="differs from stage 0"):
         last.forward(other, hidden.clone())
+
+
+def test_masks_are_obeyed() -> None:
+    first, last = stages((1, 3))
+    allowed = {3, 8, 500}
+    mask = bytearray(125)
+    for token in allowed:
+        mask[token // 8] |= 1 << token % 8
+    drawn = set()
+    for position in range(3, 40):
+        sampling = Sampling(1.0, 1.0, 0, position, 0, 3, bytes(mask))
+        micro_batch = MicroBatch(0, [Run(7, 0, 0, [5, 6, 7], [3, 1], sampling)], "request-arrived", 0.0)
+        drawn.update(last.sample(micro_batch, last.forward(micro_batch, first.forward(micro_batch, None))))
+    assert drawn == allowed
