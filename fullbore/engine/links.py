@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import zmq
@@ -17,6 +18,7 @@ from fullbore.engine.messages import (
     to_driver_decoder,
 )
 
+MOST_DRAIN_S = 0.005  # taking in what clients send; the rest has its turn after the next launch
 POLL_MS = 100  # the most that deadlines, the supervisor's look and a stop may be late
 
 
@@ -47,8 +49,12 @@ class Links:
         self._poller.poll(timeout_ms)
 
     def client_messages(self) -> Iterator[ToDriver]:
+        """What is there, as far as a few milliseconds reach: long prompts and their many choices take a while."""
+        end_s = time.monotonic() + MOST_DRAIN_S
         for data in _drain(self._from_client):
             yield to_driver_decoder.decode(data)
+            if time.monotonic() > end_s:  # the caller's work on the message included
+                return
 
     def stage_messages(self) -> Iterator[FromStage]:
         for data in _drain(self._from_stages):

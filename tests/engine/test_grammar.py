@@ -21,6 +21,8 @@ from fullbore.scheduler.request import Request, TokenOutput
 from fullbore.scheduler.scheduler import SchedulerConfig
 from fullbore.text.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from fullbore.text.tokenizer import Tokenizer
+from fullbore.text.tool_formats import HERMES
+from fullbore.text.tools import Tool, call_grammar
 
 TOKENIZER = Tokenizer(make_byte_tokenizer())
 PERSON = {
@@ -138,6 +140,16 @@ def test_many_choices(compiler: GrammarCompiler) -> None:
     )
     accepted = [constraint.accept(token_id) for token_id in TOKENIZER.encode("c9999")]
     assert accepted == [None, None, None, None, "stop"]
+
+
+def test_a_call_of_one_of_a_hundred_functions(compiler: GrammarCompiler) -> None:
+    tools = [Tool(f"function_{number}", "What it does.", PERSON) for number in range(100)]
+    constraint = GrammarConstraint(compiler.compile(call_grammar(tools, HERMES, may_repeat=False)), VOCAB_SIZE)
+    arguments = '{"name": "Ann", "age": 7, "colours": ["red"]}'
+    call = '<tool_call>\n{"name": "function_57", "arguments": ' + arguments + "}\n</tool_call>"
+    *before, last = [constraint.accept(token_id) for token_id in TOKENIZER.encode(call)]
+    assert set(before) == {None}
+    assert last == "stop"
 
 
 FORCED = [
