@@ -10,6 +10,7 @@ from fullbore.explain.source.module import Function, Module, parameters, termina
 from fullbore.explain.source.types import Types
 
 MAX_GUESSES = 2  # functions of one name that a call on an unknown object is followed into
+MAX_NAMESAKES = 25  # files that define a name which is too common to guess by
 
 
 # Methods of text and containers: a call on an unknown object is one of these before it is a namesake in the package.
@@ -73,6 +74,8 @@ class Calls:
         owner = self._index.named_class(module, func.value) or self._types.type_of(module, func.value)
         if owner is None:
             if func.attr in COMMON_METHODS or isinstance(func.value, (ast.Constant, ast.JoinedStr)):
+                return []
+            if len(self._index.paths_defining(func.attr)) > MAX_NAMESAKES:
                 return []
             return [(each, False) for each in self._index.definitions(func.attr) if isinstance(each.node, Function)]
         method = self._index.method(owner, func.attr)

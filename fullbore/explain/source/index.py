@@ -14,6 +14,7 @@ from fullbore.explain.source.package import Package
 WORD_BYTES = {bytes([code]) for code in b"_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 _IDENTIFIER = re.compile(rb"\w+")  # of bytes: ASCII letters, digits and underscores
+_NAMES_OF_SETTINGS = (b"args", b"arguments", b"cfg", b"conf", b"config", b"options", b"opts", b"settings")
 _WORDS_WITHOUT_TABLE = 100
 
 
@@ -39,6 +40,7 @@ class Index:
         self._all_paths: dict[str, list[str]] = {}
         self._modules: dict[str, Module | None] = {}
         self._paths_with: dict[str, list[str]] = {}
+        self._paths_defining: dict[str, list[str]] = {}
         self._table: defaultdict[bytes, list[str]] = defaultdict(list)
         self._definitions: dict[str, list[Definition]] = {}
         self._bases: dict[Definition, list[Definition]] = {}
@@ -74,14 +76,26 @@ class Index:
         return list(self._table.get(word, ()))
 
     def narrow(self, word: str, hints: set[str]) -> None:
-        """From now on `word` is looked for only in files with one of `hints` in them, or of an earlier call's."""
-        kept = set(self._paths_with[word]) if word in self._all_paths else set()
+        """From now on `word` is looked for only in files with one of `hints` in them, or of an earlier call's.
+
+        And in those where it is an attribute of what is called arguments or configuration.
+        """
+        hints = hints - {word}  # a class Device says nothing about files with `device` in them
+        is_known = word in self._all_paths
+        kept = set(self._paths_with[word]) if is_known else set()
         every = self._all_paths.setdefault(word, self.paths_with(word))
-        new_texts = [hint.encode() for hint in (hints - self._hints if kept else self._hints | hints)]
+        if not is_known:
+            attributes = [each + b"." + word.encode() for each in _NAMES_OF_SETTINGS]
+            kept = {path for path in every if any(_has_end(self.files[path], each) for each in attributes)}
+        new_texts = [hint.encode() for hint in (hints - self._hints if is_known else self._hints | hints)]
         self._hints |= hints
-        kept |= {path for path in every if path not in kept and any(text in self.files[path] for text in new_texts)}
+        rest = (path for path in every if path not in kept)
+        kept |= {path for path in rest if any(has_word(self.files[path], text) for text in new_texts)}
         self._paths_with[word] = [path for path in every if path in kept]
-        self.narrowed = f"{word} is in {len(every)} files; only the {len(kept)} that also mention its class were read."
+        self.narrowed = (
+            f"{word} is in {len(every)} files; only the {len(kept)} that mention its class, or the word as a setting, "
+            "were read."
+        )
 
     def modules_with(self, word: str) -> Iterator[Module]:
         for path in self.paths_with(word):
@@ -91,11 +105,20 @@ class Index:
 
     # ---- names
 
+    def paths_defining(self, name: str) -> list[str]:
+        """Files with a function or class of that name in them, by their text."""
+        if name not in self._paths_defining:
+            heads = (b"def " + name.encode(), b"class " + name.encode())
+            found = self.paths_with(name)
+            self._paths_defining[name] = [
+                path for path in found if any(has_word(self.files[path], head) for head in heads)
+            ]
+        return self._paths_defining[name]
+
     def definitions(self, name: str) -> list[Definition]:
         """Every function and class of that name in the package."""
         if name not in self._definitions:
-            heads = (b"def " + name.encode(), b"class " + name.encode())
-            paths = [path for path in self.paths_with(name) if any(head in self.files[path] for head in heads)]
+            paths = self.paths_defining(name)
             modules = [self.module(path) for path in paths]
             self._definitions[name] = [
                 Definition(module, node)
@@ -187,12 +210,16 @@ class Index:
             ]
         return self._children[cls]
 
-    def family(self, cls: Definition) -> set[Definition]:
-        """Classes that can share an instance with `cls`: its bases, what derives from it, and their other bases."""
+    def descendants(self, cls: Definition) -> list[Definition]:
+        """The class and all that derive from it."""
         below = [cls]
         for each in below:
             below.extend(child for child in self.children(each) if child not in below)
-        return {relative for each in below for relative in self.lineage(each)}
+        return below
+
+    def family(self, cls: Definition) -> set[Definition]:
+        """Classes that can share an instance with `cls`: its bases, what derives from it, and their other bases."""
+        return {relative for each in self.descendants(cls) for relative in self.lineage(each)}
 
     def method(self, cls: Definition, name: str) -> Definition | None:
         """The method or property that an instance of `cls` uses under `name`."""
@@ -201,6 +228,17 @@ class Index:
                 if isinstance(node, Function) and node.name == name:
                     return Definition(owner.module, node)
         return None
+
+
+def _has_end(data: bytes, text: bytes) -> bool:
+    """`text` occurs in `data`, and no identifier goes on after it."""
+    start = data.find(text)
+    while start >= 0:
+        end = start + len(text)
+        if data[end : end + 1] not in WORD_BYTES:
+            return True
+        start = data.find(text, end)
+    return False
 
 
 def has_word(data: bytes, word: bytes) -> bool:

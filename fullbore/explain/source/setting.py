@@ -67,7 +67,7 @@ def _declared_as(index: Index, name: str) -> Setting | None:
             setting.declarations.append((module, node))
     setting.declarations += options
     if setting.classes and len(index.paths_with(name)) > MAX_FILES_OF_NAME:
-        names = {cls.name for cls in setting.classes}
+        names = {relative.name for cls in setting.classes for relative in index.descendants(cls)}
         index.narrow(name, names | {snake_case(each) for each in names})
     return setting if setting.declarations or _is_anywhere(index, name) else None
 
@@ -76,9 +76,16 @@ def _declaring_modules(index: Index, name: str) -> list[Module]:
     """Modules that can declare the name: all that have it, or (a very common word) those with a field of that name."""
     paths = index.paths_with(name)
     if len(paths) > MAX_FILES_OF_NAME:
-        field_line = re.compile(rb"^[ \t]+" + name.encode() + rb"[ \t]*:", re.MULTILINE)
-        paths = [path for path in paths if field_line.search(index.files[path])]
+        field_line = re.compile(rb"^[ \t]+" + name.encode() + rb"[ \t]*:.*", re.MULTILINE)
+        paths = [path for path in paths if any(map(_may_be_field, field_line.findall(index.files[path])))]
     return [module for path in paths if (module := index.module(path)) is not None]
+
+
+def _may_be_field(line: bytes) -> bool:
+    """A parameter on a line of its own (`name: str = "",`) ends with a comma outside all brackets; no field does."""
+    code = line.partition(b"#")[0].rstrip()
+    is_open = code.count(b"[") > code.count(b"]") or code.count(b"(") > code.count(b")")
+    return is_open or not code.endswith(b",")
 
 
 def _is_anywhere(index: Index, name: str) -> bool:
