@@ -63,11 +63,12 @@ def place_model(config: EngineConfig, on_progress: Progress | None = None) -> Pl
         dtype = "float32" if config.dtype == "auto" else dtype
         param_bytes = min(param_bytes, _DTYPE_BYTES[spec.dtype])
     partition = _partition(config, spec.num_layers) or partition_model(spec, config.pp_size)
-    check_weights_fit(
-        stage_weight_bytes(spec, partition, param_bytes),
-        [free_memory_bytes(device) for device in devices],
-        devices,
-    )
+    if devices[0] == "cpu":  # asking a GPU would take some of its memory here, for good; there the stages find out
+        check_weights_fit(
+            stage_weight_bytes(spec, partition, param_bytes),
+            [free_memory_bytes(device) for device in devices],
+            devices,
+        )
     return Placement(
         path=str(model.path),
         name=model.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from stream_model import Mark, StreamModel
 from test_transport import run_peers
 
 from fullbore.engine import nccl_transport
-from fullbore.engine.nccl_transport import NcclTransport
+from fullbore.engine.nccl_transport import CudaStreams, NcclTransport
 from fullbore.engine.placement import choose_transport
 from fullbore.engine.transport import MessageFormat
 
@@ -133,6 +134,24 @@ def test_larger_messages_than_usual_are_not_freed_under_a_send(model: StreamMode
     sent.wait()
     assert model.clocks["host"]["send"] == 1
     assert not transport.send_buffers._free
+
+
+def test_the_model_of_streams_is_told_what_real_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of torch, whose names and arguments are the real ones."""
+    torch_cuda = create_autospec(torch.cuda)
+    compute, transfer = (create_autospec(torch.cuda.Stream, instance=True) for _ in range(2))
+    torch_cuda.current_stream.return_value, torch_cuda.Stream.return_value = compute, transfer
+    for name in ("current_stream", "Stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(torch_cuda, name))
+    streams = CudaStreams(torch.device("cuda:0"))
+    for mark, stream in ((streams.mark_compute(), compute), (streams.mark_transfer(), transfer)):
+        assert mark is stream.record_event.return_value
+        streams.compute_after(mark)
+        compute.wait_event.assert_called_with(mark)
+        streams.transfer_after(mark)
+        transfer.wait_event.assert_called_with(mark)
+    streams.on_transfer()
+    torch_cuda.stream.assert_called_once_with(transfer)
 
 
 @pytest.mark.parametrize("forgotten", ["compute_after", "transfer_after"])

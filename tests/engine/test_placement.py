@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import make_tiny_model
 
 from fullbore.config import EngineConfig
@@ -52,6 +53,17 @@ def test_settings_override_and_are_checked(folder: Path) -> None:
         place_model(EngineConfig(model=str(folder), pp_size=5, device="cpu"))
     with pytest.raises(ConfigError, match="--context-length 513"):
         place_model(EngineConfig(model=str(folder), context_length=513, device="cpu"))
+
+
+def test_gpus_are_placed_without_touching_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: pytest.fail("opens a context"))
+    place = place_model(EngineConfig(model=str(folder), pp_size=2))
+    assert place.devices == ("cuda:0", "cuda:1")
+    assert place.dtype == "float32", "as the checkpoint"
+    shared = place_model(EngineConfig(model=str(folder), pp_size=2, devices=("cuda:1", "cuda:1"), dtype="float16"))
+    assert (shared.devices, shared.dtype) == (("cuda:1", "cuda:1"), "float16")
 
 
 def test_own_kernels_compute_in_float32_and_keep_16_bits(

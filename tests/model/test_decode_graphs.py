@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -245,6 +246,23 @@ def test_tables_of_the_rotary_embedding_stay_where_they_are(folder: Path) -> Non
     forward([runner], runs)
     forward([runner], next_tokens(runs, generator))
     assert rotary.cosines.data_ptr() == address
+
+
+def test_a_capture_comes_after_a_first_run_and_shares_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of torch, whose names and arguments are the real ones; what they do only a GPU can tell."""
+    torch_cuda = create_autospec(torch.cuda)
+    torch_cuda.graph_pool_handle.return_value = (0, 1)
+    for name in ("graph_pool_handle", "synchronize", "graph", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(torch_cuda, name))
+    capture = graphs_module.CudaGraphs("cuda:0")
+    for _ in range(2):
+        replay = capture(torch_cuda.ipc_collect)  # stands for the step
+        assert replay is torch_cuda.CUDAGraph.return_value.replay
+    calls = [name for name, *_ in torch_cuda.mock_calls]
+    once = ["ipc_collect", "synchronize", "CUDAGraph", "graph", "graph().__enter__", "ipc_collect"]
+    once += ["graph().__exit__", "synchronize"]
+    assert calls == ["graph_pool_handle", *once, *once]
+    assert torch_cuda.graph.mock_calls[0].kwargs == {"pool": (0, 1)}
 
 
 @pytest.mark.slow
