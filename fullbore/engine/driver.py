@@ -46,6 +46,7 @@ from fullbore.engine.placement import place_model
 from fullbore.engine.records import Records
 from fullbore.engine.start_up import StartUp, StopAskedError, bring_up, measure, scheduler_config, start_stages
 from fullbore.engine.supervisor import StageError, Supervisor
+from fullbore.engine.turns import take_short_turns
 from fullbore.errors import FullboreError, RequestError
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.scheduler.request import TokenOutput
@@ -269,6 +270,7 @@ def run(setup: DriverSetup, links: Links) -> None:
 def main() -> None:
     """Exit code 0 after a stop, otherwise the error's; the client is told why."""
     ignore_terminal_signals()
+    take_short_turns()
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=DriverSetup)
 
     def clean_up() -> None:

@@ -35,6 +35,7 @@ from fullbore.engine.messages import (
     encode,
     to_stage_decoder,
 )
+from fullbore.engine.turns import short_turns
 from fullbore.errors import EngineDeadError, FullboreError
 from fullbore.scheduler.micro_batch import MicroBatch
 from fullbore.telemetry.spans import StageRecord
@@ -126,7 +127,8 @@ class Stage:
             return
         runner.allocate_kv(message.num_blocks)
         if len(self.setup.partition) > 1:
-            self.transport = self._connect()
+            with short_turns():
+                self.transport = self._connect()
         gc.collect()
         gc.freeze()  # what is loaded now lives to the end; do not look through it again and again
         self.link.send(StageReady(self.stage))
@@ -249,9 +251,10 @@ def main() -> None:
     allow_tracing_by(setup.driver_pid)
     if setup.cpu_cores:
         os.sched_setaffinity(0, setup.cpu_cores)
-    link = DriverLink(setup)
-    stage = Stage(setup, link)
-    _start_heartbeat(stage)
+    with short_turns():  # for threads that hand on messages; those that compute take usual ones, unlike the driver
+        link = DriverLink(setup)
+        stage = Stage(setup, link)
+        _start_heartbeat(stage)
     exit_code = 0
     try:
         stage.load()
