@@ -17,6 +17,7 @@ from fullbore.explain.evidence import (
     dmon,
     fullbore_bench,
     launch,
+    log,
     metrics_account,
     notes,
     nvidia_smi,
@@ -228,6 +229,10 @@ def _json_tree(tree: Any, text: str, file: EvidenceFile, evidence: Evidence) -> 
     rows = bench.rows_of(tree)
     if rows:
         return _bench_rows(rows, text, file, evidence)
+    lines = log.lines_of(tree) if isinstance(tree, list) else []
+    if lines:
+        understood = evidence.logs.read(lines, file.name)
+        return FileNote(file.name, "engine log as JSON", understood > 0, f"{understood} lines used")
     if isinstance(tree, dict) and tree:
         found = notes.read(tree, file.name, text)
         evidence.notes |= found

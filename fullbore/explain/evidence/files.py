@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -150,7 +151,7 @@ def _bounded_lines(text: io.TextIOWrapper) -> Iterator[Line]:
     number = 0
     while line := text.readline(MAX_LINE_CHARS):
         number += 1
-        yield number, line.rstrip("\r\n").removeprefix("\ufeff")
+        yield number, line.rstrip("\r\n").removeprefix("\ufeff").replace("\0", "")
         while not line.endswith("\n") and (line := text.readline(MAX_LINE_CHARS)):
             pass  # the rest of an overlong line
 
@@ -164,10 +165,13 @@ def _encoding_of(raw: bytes) -> str:
     return "utf-8"
 
 
+_HOLE = re.compile(rb"\0{16,}")  # what a log that was cut short while it was written to has instead of its beginning
+
+
 def _looks_binary(raw: bytes) -> bool:
-    sample = raw[:8192]
+    sample = _HOLE.sub(b"", raw)[:8192]
     if not sample:
-        return False
+        return bool(raw)
     odd = sum(byte < 9 or (13 < byte < 32 and byte != 27) for byte in sample)
     return (sample.count(0) > 0 and odd > len(sample) * 0.01) or odd > len(sample) * 0.05
 

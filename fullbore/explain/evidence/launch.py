@@ -137,12 +137,18 @@ def _logical_lines(lines: Iterable[Line]) -> Iterator[Line]:
         if not pieces:
             start = line_number
         if bare:
-            pieces.append(re.sub(r"^-\s+", "", bare) if continues else line.rstrip())
+            pieces.append(_item(bare) if continues else line.rstrip())
         elif pieces and not pieces[-1].endswith("\\"):
             yield start, _joined(pieces)
             pieces = []
     if pieces:
         yield start, _joined(pieces)
+
+
+def _item(bare: str) -> str:
+    """An item of a YAML list without its dash; quotes around a plain word say nothing."""
+    text = re.sub(r"^-\s+", "", bare)
+    return re.sub(r"^([\"'])([^\s\"']+)\1$", r"\2", text)
 
 
 def _joined(pieces: list[str]) -> str:

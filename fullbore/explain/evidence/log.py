@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fullbore.explain.evidence.files import Line
 from fullbore.explain.evidence.llama_log import LlamaLog
@@ -11,6 +12,17 @@ from fullbore.explain.evidence.marks import Marks
 from fullbore.explain.evidence.sglang_log import SglangLog
 from fullbore.explain.evidence.vllm_log import VllmLog
 from fullbore.explain.facts import Source
+
+_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "line", "text", "textPayload", "body")
+
+
+def lines_of(rows: list[Any]) -> list[Line]:
+    """The text of log lines wrapped into JSON, as Docker, journald, Loki and structured loggers write them; else []."""
+    tables = [row for row in rows if isinstance(row, dict)]
+    key = next((key for key in _TEXT_KEYS if tables and all(isinstance(row.get(key), str) for row in tables)), None)
+    if key is None or len(tables) < len(rows):
+        return []
+    return [(number, str(row[key]).rstrip("\r\n")) for number, row in enumerate(tables, 1)]
 
 
 class LogReadings:

@@ -33,6 +33,18 @@ _COLUMNS = {
     "pcie.link.gen.gpumax": "max_link_gen",
     "pcie.link.width.max": "max_link_width",
 }
+# Columns that somebody renamed, or another exporter's: the first pattern that fits.
+_RENAMED = (
+    (re.compile(r"(?:power|pwr)\w*(?:limit|cap)|(?:limit|cap)\w*(?:power|pwr)"), "power_limit_w"),
+    (re.compile(r"power|pwr|watt"), "power_w"),
+    (re.compile(r"mem\w*(?:used|usage)|used\w*mem"), "memory_used_mib"),
+    (re.compile(r"mem\w*total|total\w*mem"), "memory_total_mib"),
+    (re.compile(r"mem"), None),  # its utilisation or clock
+    (re.compile(r"util"), "utilisation_percent"),
+    (re.compile(r"temp"), "temperature_c"),
+    (re.compile(r"max\w*(?:sm|graphics)\w*clock|max\w*clock|clock\w*max"), "max_sm_clock_mhz"),
+    (re.compile(r"sm_?clock|clocks?_?(?:sm|gr)|mhz"), "sm_clock_mhz"),
+)
 _IDENTITY = ("index", "pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid")
 _REASON = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
 # 93 % and 578.38 W in one line: samples printed with --format=csv,noheader
@@ -109,12 +121,19 @@ def _number_of(row: dict[str, str], numbers: dict[str, int]) -> int:
 def _sample(row: dict[str, str], index: int, source: Source) -> GpuSample:
     sample = GpuSample(index, source, name=row.get("name") or row.get("gpu_name"))
     for column, cell in row.items():
-        field = _COLUMNS.get(column)
+        field = _COLUMNS.get(column) or _renamed(column)
         if field is not None and (value := number(cell)) is not None:
             sample.values.setdefault(field, value)
         elif (match := _REASON.fullmatch(column)) is not None:
             sample.throttle_reasons += _reasons(match[1], cell)
     return sample
+
+
+def _renamed(column: str) -> str | None:
+    """What a column of another name means; columns that nvidia-smi itself has are what they are."""
+    if "." in column or column in _IDENTITY:
+        return None
+    return next((field for pattern, field in _RENAMED if pattern.search(column)), None)
 
 
 def _reasons(name: str, cell: str) -> list[str]:

@@ -97,7 +97,7 @@ def _recognise_text(head: str) -> Kind:
         return Kind.LOG
     if len(_PROMETHEUS.findall(head)) >= 1 and not _TIMESTAMPED.search(start):
         return Kind.METRICS
-    one_line = re.sub(r"\s*\n\s*-\s+", " ", head)  # a YAML list of words is a command line too
+    one_line = re.sub(r"[\"']?\s*\n\s*-\s+[\"']?", " ", head)  # a YAML list of words is a command line too
     if any(pattern.search(one_line) for pattern in ENGINE_COMMANDS.values()) and head.count("\n") <= _LAUNCH_LINES_MAX:
         return Kind.LAUNCH
     if _TIMESTAMPED.search(start):

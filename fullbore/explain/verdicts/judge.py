@@ -58,6 +58,7 @@ _TIERS = {"stage-divergence": _DOES_NOT_RUN, "spin-deadlock": _DOES_NOT_RUN}
 _TIERS |= {"clock-throttle": _RUNS_SLOWLY, "not-idle-time": _RUNS_SLOWLY}
 
 _ESTABLISHED = 0.65
+_MIXED = 0.6  # where facts may be of different deployments
 
 # Causes that do not come and go with the same settings and load: they do not explain that it was faster before.
 _STATIC = {
@@ -106,6 +107,11 @@ def judge(s: Situation) -> Judgement:
             if finding.id in _STATIC:
                 finding.strength -= 0.3
                 finding.against.append(_was_the_same_before(s.speed.was_faster))
+    if (mixed := _several_engines(s)) is not None:
+        s.evidence.problems.append(mixed.text)
+        for finding in findings:
+            finding.strength = min(finding.strength, _MIXED)
+            finding.against.append(mixed)
     findings.sort(key=lambda finding: (_tier(finding), -finding.strength))
     supported = [finding for finding in findings if finding.strength >= REPORTED]
     weak = [finding for finding in findings if finding.strength < REPORTED]
@@ -123,6 +129,21 @@ def judge(s: Situation) -> Judgement:
     if primary.id == "slow-link":
         aside = [fact for fact in aside if not fact.text.startswith("link:")]
     return Judgement(verdicts, aside, weak, missing)
+
+
+def _several_engines(s: Situation) -> Fact | None:
+    """Logs, metrics or settings of different engines: of two deployments, whose facts do not belong together."""
+    evidence, logs = s.evidence, s.evidence.logs
+    seen = {dump.engine for dump in evidence.metrics} | {info.engine for info in evidence.server_infos}
+    seen |= {"sglang"} if logs.sglang.ranks else set()
+    seen |= {"vllm"} if logs.vllm.gen_tok_s or logs.vllm.running else set()
+    seen |= {"llama.cpp"} if logs.llama.decode_ms else set()
+    seen |= {"fullbore"} if evidence.accounts else set()
+    engines = sorted(engine for engine in seen if engine is not None)
+    if len(engines) < 2:
+        return None
+    text = f"evidence of {' and '.join(engines)} together: if these are several deployments, explain each by itself"
+    return Fact(text, len(engines))
 
 
 def _was_the_same_before(was_faster: Fact) -> Fact:
