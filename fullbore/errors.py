@@ -35,10 +35,14 @@ class RequestError(FullboreError):
 
 
 class GrammarError(RequestError):
-    """A grammar that was compiled, but became too complex while an output followed it; no other request ends."""
+    """A grammar that was compiled, but cannot be followed to an end; no other request ends."""
 
     def __init__(self) -> None:
-        super().__init__("The grammar or schema became too complex to follow; simplify it.", "grammar")
+        super().__init__(
+            "The output cannot follow the grammar or schema any more, which became too complex or which nothing "
+            "satisfies; simplify it.",
+            "grammar",
+        )
 
 
 class LogitsError(FullboreError):

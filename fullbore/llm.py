@@ -99,7 +99,7 @@ class LLM:
         """Continues all prompts (texts or lists of token ids); the results are in their order.
 
         A prompt for which the model gives NaN ends alone, with finish reason "error" and the text until then; one whose
-        grammar becomes too complex to follow, with "grammar".
+        grammar cannot be followed any more, with "grammar".
 
         Args:
             params: for all prompts, or one for each.
@@ -132,8 +132,8 @@ class LLM:
     def stream(self, prompt: Prompt | Conversation, params: SamplingParams | None = None) -> Iterator[str]:
         """Continues one prompt, or answers one conversation; yields text as it comes.
 
-        Raises as `generate`, LogitsError where the model gives NaN, and GrammarError where the output's grammar becomes
-        too complex to follow.
+        Raises as `generate`, LogitsError where the model gives NaN, and GrammarError where the output cannot follow its
+        grammar any more.
         """
         make_jobs: Any = self._chat_jobs if _is_conversation(prompt) else self._prompt_jobs
         [each] = _params_of_each(params, 1)

@@ -33,7 +33,8 @@ class GrammarConstraint:
         return self._matcher.compute_bitmask()[: self._mask_bytes]
 
     def accept(self, token_id: int) -> Literal["stop", "grammar"] | None:
-        if not self._matcher.consume_token(token_id):  # it ran into a limit: the mask excludes everything wrong
+        # It ran into a limit or a dead end; then the mask, which excludes everything wrong, has only the end token.
+        if not self._matcher.consume_token(token_id):
             return "grammar"
         return "stop" if self._matcher.is_stopped() else None
 
@@ -84,15 +85,23 @@ class GrammarCompiler:
             )
         limits = LLParserLimits(step_lexer_fuel=_STEP_LEXER_FUEL, step_max_items=_STEP_MAX_ITEMS, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first one often takes longest, and not all is found out before
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300]
-            raise RequestError(f"The grammar or schema cannot be used: {reason.rstrip('.')}.", "grammar")
+            raise RequestError(f"The grammar or schema cannot be used: {_reason(matcher.get_error())}.", "grammar")
         return matcher
 
     def remember(self, grammar: str, matcher: LLMatcher) -> None:
         self._compiled[grammar] = matcher
         while len(self._compiled) > _CACHED_GRAMMARS:
             self._compiled.popitem(last=False)
+
+
+def _reason(error: str) -> str:
+    """What llguidance says, in one line."""
+    if error.startswith("NoExtensionBias"):
+        return "no text satisfies it"
+    return " ".join(error.replace("<non-verbose/>", "").split())[:300].rstrip(".")
 
 
 class Pending(NamedTuple):

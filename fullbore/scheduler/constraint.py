@@ -17,5 +17,5 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token_id: int) -> Literal["stop", "grammar"] | None:
-        """Takes the output's next token; "stop": nothing more may follow, "grammar": it became too complex."""
+        """Takes the output's next token; "stop": nothing more may follow, "grammar": it cannot be followed."""
         ...

@@ -18,7 +18,7 @@ MAX_CHOICES = 128  # of one prompt, as in the OpenAI API
 MAX_TOP_LOGPROBS = 20  # as in the OpenAI API
 MAX_LISTED_TOKENS = 4096  # of logit_bias or stop_token_ids: they travel with every token
 
-# error: logits that are not finite; grammar: one that became too complex while it was followed
+# error: logits that are not finite; grammar: one that cannot be followed any more
 FinishReason = Literal["stop", "length", "abort", "timeout", "error", "grammar"]
 
 
@@ -70,7 +70,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            ("repetition_penalty", 0 < self.repetition_penalty <= 100, "greater than 0 and at most 100"),
+            # One further from 1 would make logits infinite.
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100"),
             ("seed", self.seed is None or -(2**63) <= self.seed < 2**64, "an integer of at most 64 bits"),
             ("logprobs", 0 <= (self.logprobs or 0) <= MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}"),
             (

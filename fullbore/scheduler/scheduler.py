@@ -388,7 +388,7 @@ class Scheduler:
         reason: FinishReason | None = None
         if request.constraint is not None:
             reason = request.constraint.accept(token)
-        if token in request.stop_token_ids:
+        if token in request.stop_token_ids and reason != "grammar":  # then an end token was the only one left
             reason = "stop"
         elif reason is None and len(request.output_token_ids) >= request.max_tokens:
             reason = "length"

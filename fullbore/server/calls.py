@@ -32,8 +32,8 @@ class CallReader:
         return content, deltas
 
     def finish_reason(self, reason: Reason) -> Reason:
-        """What OpenAI calls the end of an answer with calls."""
-        return "tool_calls" if reason == "stop" and self.calls else reason
+        """What OpenAI calls the end of an answer with calls, unless it was cut in the middle of one."""
+        return "tool_calls" if reason == "stop" and self.calls and not self._parser.is_cut else reason
 
     def _delta(self, event: CallStart | CallArguments) -> ToolCallDelta:
         if isinstance(event, CallStart):

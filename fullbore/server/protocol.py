@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -47,7 +48,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
     "min_p": {"minimum": 0, "maximum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0},
+    "repetition_penalty": {"minimum": 0.01, "maximum": 100},
     "n": {"minimum": 1},
     "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
     "min_tokens": {"minimum": 0},
@@ -249,6 +250,6 @@ class ChatCompletionRequest(GenerationRequest, OffersTools):
 
 def _token_id(key: str) -> int:
     """A key of logit_bias; JSON has no others than texts."""
-    if not key.isascii() or not key.isdecimal():
+    if not re.fullmatch("0|[1-9][0-9]*", key):  # 5 and 05 would be one token
         raise RequestError(f"logit_bias needs token ids as keys, got {key[:40]!r}.", "logit_bias")
     return int(key[:20])

@@ -37,9 +37,15 @@ def json_schema_grammar(schema: Any) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Text that a regular expression matches as a whole (Rust's syntax: no look-around, no back-references)."""
+    """Text that a regular expression matches as a whole (Rust's syntax: no look-around, no back-references).
+
+    Raises:
+        RequestError: it ends in the middle; what else is wrong is found when it is compiled.
+    """
     from llguidance import regex_to_lark
 
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # the library drops it
+        raise RequestError("The regular expression ends with a backslash that nothing follows.", "grammar")
     return lark_grammar(f"start: /{regex_to_lark(pattern)}/")
 
 

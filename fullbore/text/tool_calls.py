@@ -46,6 +46,11 @@ class ToolCallParser:
         self._is_in_object = False  # the arguments under way are part of an object, which still has to be closed
         self._events: list[Event] = []
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a call has begun whose arguments are not complete."""
+        return self._state == self._arguments
+
     def push(self, text: str) -> list[Event]:
         """Adds text; returns what has become certain."""
         self._held += text

@@ -6,7 +6,7 @@ import json
 import select
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from engine_helpers import add_request, tokens_of
@@ -179,6 +179,9 @@ BROKEN = [
     json_schema_grammar({"$ref": "#/nowhere"}),
     json_schema_grammar({"$ref": "http://127.0.0.1:9/schema.json"}),
     json_schema_grammar({"allOf": [{"type": "string"}, {"type": "integer"}]}),
+    json_schema_grammar({"$ref": "#"}),  # nothing ends
+    regex_grammar(r"[^\x00-\U0010ffff]"),  # no character is left
+    lark_grammar("start: start"),
     regex_grammar("("),
     regex_grammar("(?<=a)b"),
     "no grammar at all",
@@ -190,6 +193,35 @@ def test_a_broken_grammar_is_refused_with_a_reason(compiler: GrammarCompiler, gr
     with pytest.raises(RequestError, match=r"The grammar or schema cannot be used: \w.+") as error:
         compiler.compile(grammar)
     assert error.value.param == "grammar"
+
+
+def test_a_limit_reached_on_the_way_is_no_end(compiler: GrammarCompiler) -> None:
+    """Nothing but an end token is possible then, and it must not pass for one that the grammar allows."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(3000)}}
+    constraint = GrammarConstraint(
+        compiler.compile(json_schema_grammar({"type": "array", "items": wide, "minItems": 1})), VOCAB_SIZE
+    )
+    bracket, brace = TOKENIZER.encode("[{")
+    assert constraint.accept(bracket) is None
+    assert constraint.accept(brace) == "grammar"
+    assert allowed(constraint) == {EOS_TOKEN_ID}
+    assert constraint.accept(EOS_TOKEN_ID) == "grammar"
+
+
+def test_an_end_token_that_a_broken_grammar_lets_through_is_no_stop(model: Path) -> None:
+    class Broken:
+        def mask(self) -> bytes:
+            mask = bytearray(-(-VOCAB_SIZE // 8))
+            mask[EOS_TOKEN_ID // 8] |= 1 << EOS_TOKEN_ID % 8
+            return bytes(mask)
+
+        def accept(self, token_id: int) -> Literal["stop", "grammar"] | None:
+            return "grammar"
+
+    engine = LoopbackEngine(load_stages(model, (4,), 16, 4), SchedulerConfig(num_kv_blocks=16, pp_size=1, page_size=4))
+    stop = frozenset({EOS_TOKEN_ID})
+    outputs = run_to_end(engine, [Request(0, [65], 9, stop_token_ids=stop, constraint=Broken())])
+    assert [output.finish_reason for output in outputs[0]] == ["grammar"]
 
 
 def test_a_model_without_tokenizer_refuses_grammars_alone(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty"),
     ({"prompt": "a", "frequency_penalty": -2.5}, "frequency_penalty"),
     ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "a", "repetition_penalty": 1e-320}, "repetition_penalty"),
+    ({"prompt": "a", "logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
     ({"prompt": "a", "min_p": 1.1}, "min_p"),
     ({"prompt": "a", "min_tokens": -1}, "min_tokens"),
     ({"prompt": "a", "min_tokens": 9, "max_tokens": 8}, "min_tokens"),

@@ -53,6 +53,21 @@ def test_a_call(server: RunningServer) -> None:
     assert json.loads(call.function.arguments) == {"city": "Röm"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_stop_string_cuts_is_not_called_complete(server: RunningServer, stream: bool) -> None:
+    server.engine.reply = says(CALL)
+    server.engine.info.context_length = 4096
+    body = {"messages": MESSAGES, "tools": TOOLS, "stop": "R", "stream": stream}
+    answer = server.post("/v1/chat/completions", json=body)
+    if stream:
+        *_, last, _ = answer.text.strip().split("\n\n")
+        choice = json.loads(last.removeprefix("data: "))["choices"][0]
+    else:
+        choice = answer.json()["choices"][0]
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"city": "')
+    assert choice["finish_reason"] == "stop"
+
+
 def test_calls_alone_have_no_content(server: RunningServer) -> None:
     message = ask(server, TWO_CALLS).choices[0].message
     assert message.content is None

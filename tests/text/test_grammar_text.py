@@ -78,3 +78,10 @@ def test_calls() -> None:
     assert "<tool_call>" not in "".join(rules)
     with pytest.raises(RequestError, match="multipleOf"):
         call_grammar([Tool("f", None, {"multipleOf": 999983})], HERMES, may_repeat=False)
+
+
+@pytest.mark.parametrize("pattern", ["\\", "a\\", "a\\\\\\"])
+def test_a_regular_expression_that_ends_in_the_middle(pattern: str) -> None:
+    with pytest.raises(RequestError, match="ends with a backslash"):
+        regex_grammar(pattern)
+    regex_grammar(pattern + "\\")
