@@ -1,6 +1,6 @@
 """Is the GPU path right, and what do CUDA graphs bring?
 
-    benchmarks/gpu_check.sh [--model FOLDER_OR_ID] [--limit-s 450]
+    benchmarks/gpu_check.sh [--model FOLDER_OR_ID] [--limit-s 420]
 
 1. Logits of prompts and decode steps in every way that a stage can compute them (float32 and 16 bits, with and without
    CUDA graphs, FlashInfer's attention and torch's) against Hugging Face's whole model.
@@ -317,7 +317,7 @@ def find_gpus() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="Hugging Face folder or hub id; default: a random model")
-    parser.add_argument("--limit-s", type=float, default=450.0, help="begin nothing new after so many seconds")
+    parser.add_argument("--limit-s", type=float, default=420.0, help="begin nothing new after so many seconds")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with a tiny model, to try this script")
     chosen = parser.parse_args()
     started_s = time.monotonic()

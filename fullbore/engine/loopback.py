@@ -67,7 +67,10 @@ class LoopbackStage:
     def execute(self) -> tuple[MicroBatch, list[int | None] | None, MicroBatchLogprobs | None]:
         """The next micro-batch, and on the last stage its tokens and log-probabilities."""
         micro_batch, received = self.plans.popleft()
-        hidden = None if received is None else received.wait()
+        hidden = None
+        if received is not None:
+            self.runner.prepare(micro_batch)  # as a stage process does, before it waits
+            hidden = received.wait()
         output = self.runner.forward(micro_batch, hidden)
         token_ids = logprobs = None
         if self.is_last:

@@ -173,6 +173,7 @@ class StageRunner:
         graphs.capture(run_anew if self.device == "cpu" else CudaGraphs(self.device))
         return graphs
 
+    @torch.inference_mode()
     def prepare(self, micro_batch: MicroBatch) -> None:
         """Does what `forward` needs of the plan alone, ahead of it: the engine waits for hidden states anyway."""
         assert self._cache is not None, "allocate_kv first"
