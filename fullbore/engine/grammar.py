@@ -34,7 +34,7 @@ class GrammarConstraint:
 
     def accept(self, token_id: int) -> Literal["stop", "grammar"] | None:
         # It ran into a limit or a dead end; then the mask, which excludes everything wrong, has only the end token.
-        if not self._matcher.consume_token(token_id):
+        if self._matcher.is_error() or not self._matcher.consume_token(token_id):
             return "grammar"
         return "stop" if self._matcher.is_stopped() else None
 
