@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 PURE = ["scheduler", "telemetry/accounting.py", "telemetry/round.py", "telemetry/spans.py", "model/partition.py"]
+PURE += ["model/native/buckets.py", "model/native/paged_metadata.py"]
 PURE_BUT_FOR_FILES = ["plan", "explain"]  # they read the evidence and tables that they are given
 # Tensors, clocks, networks, processes, the operating system, hidden state.
 IMPURE_MODULES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
@@ -11,10 +12,15 @@ import torch.distributed as dist
 from stream_model import Mark, StreamModel
 from test_transport import run_peers
 
+from fullbore.config import EngineConfig
 from fullbore.engine import nccl_transport
+from fullbore.engine.messages import StageSetup
 from fullbore.engine.nccl_transport import CudaStreams, NcclTransport
 from fullbore.engine.placement import choose_transport
-from fullbore.engine.transport import MessageFormat
+from fullbore.engine.run_dir import rendezvous_file
+from fullbore.engine.sleep_runner import SleepRunner
+from fullbore.engine.stage_process import DriverLink, Stage
+from fullbore.engine.transport import MessageFormat, TorchTransport
 
 HIDDEN_SIZE = 4
 
@@ -24,6 +30,33 @@ def test_nccl_only_where_every_stage_has_a_gpu_of_its_own() -> None:
     assert choose_transport(["cuda:0", "cuda:0"]) == "gloo"
     assert choose_transport(["cuda:0", "cuda:1", "cuda:0"]) == "gloo"
     assert choose_transport(["cpu", "cpu"]) == "gloo"
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("nccl", NcclTransport), ("gloo", TorchTransport)])
+def test_a_stage_takes_the_transport_it_is_told(
+    kind: Any, expected: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = []
+    for each in (NcclTransport, TorchTransport):
+        monkeypatch.setattr(each, "connect", lambda self, rendezvous: connected.append((self, rendezvous)))
+    monkeypatch.setattr(nccl_transport, "CudaStreams", lambda device: StreamModel())
+    setup = StageSetup(
+        config=EngineConfig(pp_size=2),
+        model_path="somewhere",
+        stage=1,
+        partition=(2, 2),
+        device="cuda:1",
+        dtype="float16",
+        transport=kind,
+        cpu_cores=(),
+        run_dir=str(tmp_path),
+        driver_pid=0,
+    )
+    stage = Stage(setup, create_autospec(DriverLink, instance=True))
+    stage.runner = create_autospec(SleepRunner, instance=True, hidden_size=8, dtype=torch.float16)
+    transport = stage._connect()
+    assert type(transport) is expected
+    assert connected == [(transport, rendezvous_file(str(tmp_path)))]
 
 
 def test_many_messages_in_flight_between_processes(tmp_path: Path) -> None:
