@@ -18,6 +18,7 @@ from fullbore.explain.verdicts.launch_bound import eager_decode
 _UNEXPLAINED_SHARE = 0.6
 _UNEXPLAINED_MS = 1000.0
 _IDLE = 0.3
+_QUEUED_SHARE = 0.4  # of the time to first token: then it is a queue
 _NEARLY_ONE = 0.7  # stages at work at once
 _LOAD_INDEPENDENT = 1.4
 _NOBODY = 0.4
@@ -43,6 +44,9 @@ def _first_token(s: Situation) -> Finding | None:
     idle = s.busy is not None and s.busy.is_trusted and max(s.busy.shares) < _IDLE
     if compute is None and s.busy is not None and s.busy.total > _NEARLY_ONE:
         return None  # some stage computes all the time: prompts pass through one after the other
+    queue = _queue_ms(s)
+    if queue is not None and queue.number > _QUEUED_SHARE * ttft.number:
+        return None
     queued = s.load.waiting is not None and s.load.waiting.number > 0
     if queued or not idle or (compute is None and load_free is None):
         return None
@@ -50,11 +54,12 @@ def _first_token(s: Situation) -> Finding | None:
     if compute is not None and (lost_ms < _UNEXPLAINED_SHARE * ttft.number or lost_ms < _UNEXPLAINED_MS):
         return None
     facts = [ttft, *(_ttft_rows(s)), *([compute] if compute else []), *(load_free or []), *_references(s)]
+    facts += [queue] if queue is not None else []
     if s.load.waiting is not None:
         facts.append(Fact(f"{s.load.waiting.text}: nothing waits in the queue", 0, s.load.waiting.source))
     facts += s.busy.facts if s.busy else []
     facts += [fact for fact in (s.load.prefill_side, _kv_room(s)) if fact is not None]
-    strength = 0.6 + 0.15 * (compute is not None) + 0.15 * (load_free is not None)
+    strength = 0.6 + 0.15 * (compute is not None) + 0.15 * (load_free is not None) + 0.1 * (queue is not None)
     spent = (
         f" (computing the prompt explains about {show(compute.number / 1000)} s of it)" if compute is not None else ""
     )
@@ -75,6 +80,16 @@ def _first_token(s: Situation) -> Finding | None:
         verify="TTFT at concurrency 1 should come near the time that the prompt's uncached tokens need",
         precedent="sglang#34815, sglang#38206",
     )
+
+
+def _queue_ms(s: Situation) -> Fact | None:
+    """How long requests waited before they were scheduled, as the engine counts it."""
+    for dump in s.evidence.metrics:
+        for name in ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"):
+            mean = dump.mean(name)
+            if mean is not None:
+                return Fact(mean.text, 1000 * mean.value, mean.source)
+    return None
 
 
 def _prefill_compute_ms(s: Situation) -> Fact | None:

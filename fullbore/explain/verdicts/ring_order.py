@@ -7,8 +7,8 @@ decoding at pp_async_batch_depth 0 (sglang#40499).
 
 from __future__ import annotations
 
-from fullbore.explain.busy import period_ms, stage_times_ms
-from fullbore.explain.facts import Fact, show
+from fullbore.explain.busy import Busy, period_ms, stage_times_ms
+from fullbore.explain.facts import Fact, Source, show
 from fullbore.explain.physics import ring_cap, ring_period
 from fullbore.explain.situation import Situation
 from fullbore.explain.verdicts.finding import Finding, Gain
@@ -16,6 +16,7 @@ from fullbore.plan.comparison import exchange_first_ring
 
 _EVEN = 1.08
 _NEAR_CAP = 0.06
+_TOLD_APART = 1.1  # a measured period over what the slowest stage allows
 _PERIOD_SLACK = (0.97, 1.18)  # measured over predicted: CPU work comes on top
 
 
@@ -23,8 +24,10 @@ def ring_order(s: Situation) -> Finding | None:
     stages, busy = s.P, s.busy
     if stages is None or stages < 2 or busy is None or not busy.is_trusted or s.progress.is_frozen:
         return None
-    if busy.spread > _EVEN or not _has_enough_requests(s):
+    if not _has_enough_requests(s):
         return None
+    if busy.spread > _EVEN:
+        return _uneven(s, busy)
     cap = ring_cap(stages)
     mean = busy.total / stages
     if not cap - max(_NEAR_CAP, 0.15 * cap if busy.kind != "utilisation" else 0) <= mean <= cap + _NEAR_CAP / 2:
@@ -61,6 +64,36 @@ def ring_order(s: Situation) -> Finding | None:
     return finding
 
 
+def _uneven(s: Situation, busy: Busy) -> Finding | None:
+    """Stages that differ hide the mark; their own times and the period still tell the two orders apart."""
+    period, known = _period(s), _times(s)
+    if period is None or known is None:
+        return None
+    stage_ms, measured_ms, _, _ = known
+    launched_first_ms = exchange_first_ring(stage_ms, len(stage_ms) + 1).period_s
+    if measured_ms < _TOLD_APART * launched_first_ms:
+        return None  # the slowest stage explains the period as well
+    order = _exchanges_first(s)
+    factor = measured_ms / launched_first_ms
+    return Finding(
+        "ring-order",
+        0.6 + 0.25 * (order is not None),
+        f"The period of {show(measured_ms)} ms is that of a ring that exchanges results before it launches; the "
+        f"slowest stage alone would allow {show(launched_first_ms)} ms.",
+        evidence=[*busy.facts, *([order] if order else []), period],
+        against=[] if order else [Fact("no setting in the evidence that makes this engine exchange results first")],
+        fix=_fix(s),
+        gain=Gain(
+            f"up to {show(factor)} × tokens/s, down to the slowest stage's period; a better split comes after that",
+            1.0,
+            factor,
+            assumes="requests keep waiting, and launching one micro-batch ahead hides the exchange and the host's work",
+        ),
+        verify=f"the step period should fall towards {show(launched_first_ms)} ms",
+        precedent="sglang#40499",
+    )
+
+
 def _has_enough_requests(s: Situation) -> bool:
     if s.is_saturated:
         return True
@@ -78,17 +111,24 @@ def _exchanges_first(s: Situation) -> Fact | None:
     return Fact(text, None, speculative.source)
 
 
-def _period(s: Situation) -> Fact | None:
-    """Σ s / (P - 1) beside the measured period."""
+def _times(s: Situation) -> tuple[list[float], float, Source | None, str] | None:
+    """Each stage's milliseconds, the measured period, and where they are from."""
     times, measured = stage_times_ms(s.evidence, s.P), period_ms(s.evidence)
     if times is not None and measured is not None:
-        stage_ms, period, source = times.value, measured.number, times.source
-        text = measured.text
-    elif s.timeline is not None and s.timeline.is_complete and s.timeline.period_us:
-        stage_ms, period = [us / 1000 for us in s.timeline.stage_us], s.timeline.period_us / 1000
-        source, text = s.evidence.traces[0].source, f"{show(period)} ms in the traces"
-    else:
+        return times.value, measured.number, times.source, measured.text
+    if s.timeline is not None and s.timeline.is_complete and s.timeline.period_us:
+        period = s.timeline.period_us / 1000
+        source = s.evidence.traces[0].source
+        return [us / 1000 for us in s.timeline.stage_us], period, source, f"{show(period)} ms in the traces"
+    return None
+
+
+def _period(s: Situation) -> Fact | None:
+    """Σ s / (P - 1) beside the measured period."""
+    known = _times(s)
+    if known is None or min(known[0]) <= 0:
         return None
+    stage_ms, period, source, text = known
     predicted = ring_period(stage_ms)
     if not _PERIOD_SLACK[0] <= period / predicted <= _PERIOD_SLACK[1]:
         return None
