@@ -99,6 +99,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--devices names {len(self.devices)} devices but --pp-size is {self.pp_size}; give one per stage."
             )
+        if self.device != "auto" and not all(device.startswith(self.device) for device in self.devices):
+            raise ConfigError(
+                f"--device {self.device} and --devices {','.join(self.devices)} contradict each other; leave one out."
+            )
         if self.pp_layer_partition is not None:
             if len(self.pp_layer_partition) != self.pp_size:
                 raise ConfigError(

@@ -66,6 +66,9 @@ def test_graphs_are_for_gpus_and_can_be_switched_off() -> None:
 
 
 def test_one_device_per_stage() -> None:
-    EngineConfig(pp_size=2, devices=("cuda:0", "cuda:0")).validate()
+    for device in ("auto", "cuda"):
+        EngineConfig(pp_size=2, devices=("cuda:0", "cuda:0"), device=device).validate()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--device cpu and --devices cuda:0,cuda:1 contradict"):
+        EngineConfig(pp_size=2, devices=("cuda:0", "cuda:1"), device="cpu").validate()
     with pytest.raises(ConfigError, match="--devices names 1 devices but --pp-size is 2"):
         EngineConfig(pp_size=2, devices=("cuda:0",)).validate()
