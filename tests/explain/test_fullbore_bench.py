@@ -118,3 +118,36 @@ def test_damaged_stages_are_no_account(name: str, tmp_path: Path) -> None:
     explanation = explain([tmp_path])
     assert not explanation.situation.evidence.accounts
     assert not explanation.answer["problems"]
+
+
+def test_gpus_that_the_bench_watched_are_samples(tmp_path: Path) -> None:
+    """Of any server: one client on four even stages."""
+    gpus = [{"gpu": n, "name": "NVIDIA H100 80GB HBM3", "utilisation": 0.24, "power_w": 180.0} for n in range(4)]
+    row = {"concurrency": 1, "output_tok_s": 40.0, "ttft_ms_mean": 60.0, "itl_ms_mean": 25.0, "gpus": gpus}
+    (tmp_path / "bench.json").write_text(json.dumps([row]))
+    (tmp_path / "launch.txt").write_text("vllm serve m --pipeline-parallel-size 4")
+    answer = explain([tmp_path]).answer
+    assert answer["primary"] == "few-requests"
+    assert any(fact["text"].startswith("GPU 3 (NVIDIA H100") for fact in answer["facts"])
+    (tmp_path / "nvidia-smi.csv").write_text("index, utilization.gpu [%], power.draw [W]\n" + "0, 20 %, 90 W\n" * 3)
+    assert len(explain([tmp_path]).situation.evidence.gpus) == 1  # samples say more than means
+    (tmp_path / "nvidia-smi.csv").unlink()
+    for damaged in ({"gpu": "x"}, {"gpu": 0, "utilisation": "much"}, 7):
+        (tmp_path / "bench.json").write_text(json.dumps([{**row, "gpus": [damaged]}]))
+        assert not explain([tmp_path]).situation.evidence.gpus
+
+
+@pytest.mark.parametrize("change", [{"concurrency": None, "request_rate": 4.0}, {"interrupted": True}, {"errors": 3}])
+def test_open_loops_and_broken_off_levels_have_an_account_too(change: dict[str, Any], tmp_path: Path) -> None:
+    rows = json.loads((FILES / "packed.json").read_text())
+    rows[0] |= change
+    (tmp_path / "bench.json").write_text(json.dumps(rows))
+    assert explain([tmp_path]).answer["primary"] == "packed-slot"
+
+
+def test_one_stage_has_no_pipeline_to_blame(tmp_path: Path) -> None:
+    rows = json.loads((FILES / "packed.json").read_text())
+    rows[0]["stages"] = [{"stage": 0, "busy": 0.93, "idle": {"control": 0.05, "no-requests": 0.02}, "host": 0.03}]
+    rows[0]["server"] |= {"pp_size": 1, "layers_per_stage": [8]}
+    (tmp_path / "bench.json").write_text(json.dumps(rows))
+    assert explain([tmp_path]).answer["primary"] == "at-roofline"

@@ -54,6 +54,7 @@ class Evidence:
     files: list[FileNote] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
+    bench_gpus: list[Gpu] = field(default_factory=list)  # means by the bench: used where nothing else samples GPUs
     launches: list[launch.Launch] = field(default_factory=list)
     logs: LogReadings = field(default_factory=LogReadings)
     metrics: list[prometheus.MetricsDump] = field(default_factory=list)
@@ -93,6 +94,7 @@ def read_evidence(paths: list[Path], on_file: Callable[[str], None] | None = Non
         if kind not in (Kind.TRACE, Kind.NVIDIA_SMI_CSV, Kind.DMON, Kind.METRICS, Kind.BINARY):
             evidence.masker.learn(file.head)
         evidence.files.append(_read_file(file, kind, evidence))
+    evidence.gpus = evidence.gpus or evidence.bench_gpus
     has_many_machines = len({gpu.machine for gpu in evidence.gpus}) > 1
     for gpu in evidence.gpus:
         gpu.has_many_machines = has_many_machines
@@ -248,6 +250,7 @@ def _bench_rows(rows: list[dict[str, Any]], text: str, file: EvidenceFile, evide
     pairs = zip(rows, found, strict=True)
     accounts = [one for raw, row in pairs if (one := fullbore_bench.account_of(raw, row)) is not None]
     evidence.accounts += accounts
+    evidence.bench_gpus = evidence.bench_gpus or fullbore_bench.gpus_of(rows, found, file.name)
     server = fullbore_bench.server_of(rows, found[0].source)
     evidence.server_infos += [server] if server is not None else []
     told = f", {len(accounts)} with each stage's time by cause" if accounts else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from fullbore.explain.evidence.account import Account
 from fullbore.explain.evidence.bench import BenchRow
+from fullbore.explain.evidence.gpu import Gpu, GpuSample, Machine
 from fullbore.explain.evidence.server_info import ServerInfo
 from fullbore.explain.facts import Reading, Source
 
@@ -33,6 +34,25 @@ def account_of(raw: Mapping[str, Any], row: BenchRow) -> Account | None:
         account.layers = _layers(server)
         account.device = str(server["device"]) if "device" in server else None
     return account
+
+
+def gpus_of(rows: Sequence[dict[str, Any]], found: Sequence[BenchRow], file: str) -> list[Gpu]:
+    """What NVML said of this machine's GPUs while the level with the most clients ran, each a mean over the level."""
+    pairs = [(row, raw["gpus"]) for raw, row in zip(rows, found, strict=True) if isinstance(raw.get("gpus"), list)]
+    if not pairs:
+        return []
+    row, uses = max(pairs, key=lambda pair: pair[0].concurrency or 0)
+    machine = Machine(file)
+    for use in uses:
+        index = use.get("gpu") if isinstance(use, dict) else None
+        share, power_w = (
+            (_share(use.get("utilisation")), _share(use.get("power_w"), 1e5)) if index is not None else (0, 0)
+        )
+        if isinstance(index, int) and share is not None and power_w is not None:
+            values = {"utilisation_percent": 100 * share, "power_w": power_w}
+            machine.add(GpuSample(index, row.source, name=str(use.get("name") or "") or None, values=values))
+    machine.flush()
+    return list(machine.gpus.values())
 
 
 def _seconds(use: Any, window_s: float) -> dict[str, float] | None:
