@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from fullbore.errors import EngineDeadError, LogitsError, RequestError
 
+MOST_CHARS = 500  # of a message
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is there to read it
 logger = logging.getLogger("fullbore.server")
 
@@ -30,8 +31,9 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers={"WWW-Authenticate": "Bearer"} if status == 401 else headers)
-        self.param = param
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else headers
+        super().__init__(status, shortened(message), headers=headers)
+        self.param = None if param is None else shortened(param)
         self.code = code
 
     def body(self) -> dict[str, Any]:
@@ -47,6 +49,11 @@ class ApiError(HTTPException):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+def shortened(text: str) -> str:
+    """A client's own words may be megabytes long; nobody wants them back, or in a log."""
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} …"
 
 
 def to_api_error(error: Exception) -> ApiError:

@@ -14,6 +14,8 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fullbore.server.errors import shortened
+
 HEADER = "X-Request-Id"
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})  # asked for all the time
 
@@ -55,9 +57,10 @@ class RequestLog:
 
 
 def _log(scope: Scope, status: int, duration_s: float) -> None:
-    fields = {"method": scope["method"], "path": scope["path"], "status": status, "duration_s": round(duration_s, 4)}
+    path = shortened(scope["path"])
+    fields = {"method": scope["method"], "path": path, "status": status, "duration_s": round(duration_s, 4)}
     # The path as JSON: line breaks in it must not look like lines of the log.
-    text = f"{fields['method']} {json.dumps(fields['path'])} {status} in {duration_s:.3f} s"
+    text = f"{fields['method']} {json.dumps(path)} {status} in {duration_s:.3f} s"
     access_logger.info(text, extra={"fields": fields})
 
 

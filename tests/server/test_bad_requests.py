@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from fullbore_process import eventually
 from running_server import RunningServer, StartServer
 
 from fullbore.config import ServerConfig
@@ -241,3 +243,21 @@ def test_a_request_that_breaks_the_server_s_code_is_answered_with_500(start_serv
     server.engine.reply = lambda request: 1 // 0  # type: ignore[return-value]
     assert error_of(server.post("/v1/completions", json={"prompt": "a"}), 500)["type"] == "server_error"
     assert server.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"model": "x" * 50_000}, {"x" * 50_000: 1}, {"logit_bias": {"x" * 50_000: 1}}, {"n": "x" * 50_000}],
+    ids=list,
+)
+def test_nobody_gets_all_of_his_words_back(shared_server: RunningServer, body: dict[str, Any]) -> None:
+    response = shared_server.post("/v1/completions", json={"prompt": "a", **body})
+    assert response.status_code in (400, 404)
+    assert len(response.text) < 2000
+
+
+def test_a_long_path_is_logged_in_short(shared_server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fullbore.access"):
+        assert len(error_of(shared_server.get("/" + "x" * 50_000), 404)["message"]) < 1000
+        eventually(lambda: caplog.records)
+    assert len(caplog.records[-1].getMessage()) < 1000
