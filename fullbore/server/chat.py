@@ -75,7 +75,8 @@ class _Answer:
 
     async def whole(self) -> ChatCompletion:
         await self._generation.run()
-        choices = [self._choice(choice) for choice in self._generation.choices]
+        # In a thread, since log-probabilities may be many.
+        choices = [await asyncio.to_thread(self._choice, choice) for choice in self._generation.choices]
         return ChatCompletion(**self._header, choices=choices, usage=self._generation.usage)
 
     def _choice(self, choice: Choice) -> ChatChoice:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from fullbore.errors import RequestError
 from fullbore.server.body import JsonRoute
 from fullbore.server.connection import EventStream, document_response, while_connected
 from fullbore.server.generation import Choice, Generation
@@ -17,6 +18,8 @@ from fullbore.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionReques
 from fullbore.server.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, Usage, header
 from fullbore.server.state import ServerState, State
 from fullbore.text.requests import encode_text
+
+MAX_ECHOED_LOGPROBS = 1_000_000  # in one answer: some 100 MB while it is put together
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -43,6 +46,8 @@ class _Answer:
         self._body = body
         self._header = header("cmpl", state.model_name)
         params = body.sampling_params(_max_tokens(body, state, prompts), body.logprobs, body.prompt_logprobs)
+        if body.prompt_logprobs is not None:
+            _check_size(sum(map(len, prompts)) * params.n * (1 + body.prompt_logprobs))
         self._generation = Generation(state, prompts, params, body)
         if body.echo:  # what does not exist was refused above
             pairs = zip(prompts, texts, strict=True)
@@ -69,8 +74,8 @@ class _Answer:
             beginning = await asyncio.to_thread(self._beginning, choice) if self._body.echo else None
             if self._body.is_prompt_only:
                 whole = _nothing(choice)
-            else:
-                whole = self._part(choice, choice.text, slice(None), choice.finish_reason)
+            else:  # in a thread, since log-probabilities may be many
+                whole = await asyncio.to_thread(self._part, choice, choice.text, slice(None), choice.finish_reason)
             choices.append(whole if beginning is None else _joined(beginning, whole))
         return Completion(**self._header, choices=choices, usage=self._usage())
 
@@ -131,6 +136,16 @@ def _max_tokens(body: CompletionRequest, state: ServerState, prompts: list[list[
     # The default never makes a prompt too long.
     room = state.engine.info.context_length - max(map(len, prompts))
     return max(1, min(DEFAULT_COMPLETION_TOKENS, room))
+
+
+def _check_size(num_logprobs: int) -> None:
+    """Of echoed prompts, which the engine computes once, but the answer has once for each choice."""
+    if num_logprobs > MAX_ECHOED_LOGPROBS:
+        raise RequestError(
+            f"echo with logprobs asks for {num_logprobs} log-probabilities of prompts in one answer; at most "
+            f"{MAX_ECHOED_LOGPROBS} are allowed: ask for fewer prompts, a smaller n or fewer logprobs.",
+            "logprobs",
+        )
 
 
 def _nothing(choice: Choice) -> CompletionChoice:

@@ -82,6 +82,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "logprobs": -1, "echo": True}, "logprobs"),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
+    ({"prompt": ["a" * 400] * 8, "n": 20, "echo": True, "logprobs": 20}, "logprobs"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias"),
     ({"prompt": "a", "logit_bias": {"5": "1"}}, "logit_bias"),
