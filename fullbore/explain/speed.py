@@ -22,6 +22,8 @@ _ANYTHING_GB = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?GB\b")
 
 _CACHE_WORTH_SAYING = 0.05  # of the weights
 
+_MOST_ROWS = 256  # compared with each other
+
 
 @dataclass
 class Speed:
@@ -162,8 +164,8 @@ def _was_faster(evidence: Evidence, now: Fact | None) -> tuple[Fact, float] | No
 
 def _other_version(evidence: Evidence) -> tuple[Fact, float] | None:
     """Two measurements that differ in the version alone."""
-    for fast in evidence.bench:
-        for slow in evidence.bench:
+    for fast in evidence.bench[:_MOST_ROWS]:
+        for slow in evidence.bench[:_MOST_ROWS]:
             names = {name for name in (*fast.varied, *slow.varied) if fast.varied.get(name) != slow.varied.get(name)}
             if len(names) != 1 or not _VERSION.search(name := names.pop()) or fast.concurrency != slow.concurrency:
                 continue

@@ -13,6 +13,8 @@ from fullbore.explain.facts import Reading, Source
 
 _NO_SETTINGS = ("version", "layers_per_stage", "in_flight_limit", "architecture")
 
+_WHOLE = 1.05
+
 
 def account_of(raw: Mapping[str, Any], row: BenchRow) -> Account | None:
     """Seconds of each stage by cause while one level ran; None where the level has none.
@@ -62,6 +64,8 @@ def _seconds(use: Any, window_s: float) -> dict[str, float] | None:
     if busy is None:
         return None
     idle = {str(cause): share * window_s for cause, value in use["idle"].items() if (share := _share(value))}
+    if busy * window_s + sum(idle.values()) > _WHOLE * window_s:
+        return None  # damaged: causes add up to the window
     return {"compute": max(busy - host, 0.0) * window_s, "host": host * window_s, **idle}
 
 
