@@ -168,6 +168,10 @@ class LLM:
         return self._jobs(None, list(prompt), params)
 
     def _chat_jobs(self, messages: Conversation, params: SamplingParams) -> list[_Job]:
+        try:
+            msgspec.convert(messages, Conversation)
+        except msgspec.ValidationError as error:  # a chat template would write it down as it is
+            raise RequestError(f"messages are not as they should be: {error}.", "messages") from None
         return self._jobs(None, encode_chat(self._tokenizer, messages, self.info), params)
 
     def _jobs(self, prompt: str | None, token_ids: list[int], params: SamplingParams) -> list[_Job]:

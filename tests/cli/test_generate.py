@@ -192,6 +192,24 @@ def test_bad_requests_leave_the_engine_alone(llm: LLM) -> None:
     assert llm.generate("x", GREEDY)[0].text
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": [1, 2]},
+        {"role": 5, "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+    ],
+    ids=str,
+)
+def test_messages_are_not_taken_for_something_else(llm: LLM, message: Any) -> None:
+    with pytest.raises(RequestError, match="messages are not as they should be") as error:
+        llm.chat([{"role": "user", "content": "x"}, message], GREEDY)
+    assert error.value.param == "messages"
+
+
 def test_a_prompt_with_nan_ends_alone(tmp_path: Path) -> None:
     folder = make_tiny_model("LlamaForCausalLM", tmp_path)
     bad_token = 5
