@@ -222,6 +222,8 @@ def stage_environment(threads_per_stage: int) -> dict[str, str]:
     threads = {name: str(threads_per_stage) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     environment = {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # stages of one host; nothing listens on the network
+    # torch's own threads, which sample, must not spin for milliseconds on the cores that the next step needs.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return environment
 
 
