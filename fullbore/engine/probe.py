@@ -20,12 +20,14 @@ from fullbore.scheduler.micro_batch import MicroBatch, Run, Sampling
 from fullbore.telemetry.spans import StageRecord
 
 DECODE_BUDGET_S = 1.0  # no further sizes once this is spent
+LOOK_AGAIN_BUDGET_S = 0.5
 PREFILL_BUDGET_S = 0.5
 CONTEXT_REQUESTS = 4
 CONTEXT_TOKENS = 2048  # that each of them reads: far more than what a step costs anyhow, to be told from noise
 REPETITIONS = 2  # the least counts: what disturbs a measurement only makes it longer
 _MOST_REPETITIONS = 4  # until the two least agree
 _AGREEMENT = 1.2
+_STANDS_OUT = 1.1  # times what the sizes beside it let one expect
 _FIRST_ID = -2  # downwards; -1 is the transport's ping
 _AS_API_DEFAULT = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=0, choice=0, position=1)
 
@@ -64,6 +66,7 @@ class Probe:
             if len(passages) >= 2 and time.monotonic() >= end_s:
                 break
             passages[size] = self._run_until_agreed(partial(self._decode, size))
+        self._look_again(passages)
         self._take_ways([passage for group in passages.values() for passage in group])
         for size in sorted(passages):
             for stage in range(len(self._costs.decode)):
@@ -95,6 +98,17 @@ class Probe:
         passages = self._run_until_agreed(partial(self._decode, size, context))
         for stage in range(len(self._costs.decode)):
             self._costs.seed_context(stage, size, size * context, _busy_s(passages, stage))
+
+    def _look_again(self, passages: dict[int, list[Passage]]) -> None:
+        """Repeats what stands out above its neighbours, once. A size that seems dear is never run, and would seem so
+        for ever.
+        """
+        end_s = time.monotonic() + LOOK_AGAIN_BUDGET_S
+        for low, size, high in _triples(sorted(passages)):
+            low_ns, own_ns, high_ns = (min(map(_total_ns, passages[each])) for each in (low, size, high))
+            between_ns = low_ns + (high_ns - low_ns) * (size - low) / (high - low)
+            if own_ns > _STANDS_OUT * between_ns and time.monotonic() < end_s:
+                passages[size] += [self._run_alone(self._decode(size)) for _ in range(REPETITIONS)]
 
     def _run_until_agreed(self, make: Callable[[], MicroBatch]) -> list[Passage]:
         """Repeats a measurement; more often where something seems to have disturbed it."""
@@ -129,6 +143,11 @@ class Probe:
 
     def _micro_batch(self, runs: list[Run]) -> MicroBatch:
         return MicroBatch(next(self._ids), runs, "request-arrived", 0.0)
+
+
+def _triples(sizes: list[int]) -> Iterable[tuple[int, int, int]]:
+    """Each but the first and the last, between its neighbours."""
+    return zip(sizes, sizes[1:], sizes[2:], strict=False)
 
 
 def _total_ns(passage: Passage) -> int:

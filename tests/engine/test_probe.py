@@ -97,6 +97,23 @@ def test_disturbed_measurements_do_not_count() -> None:
     assert stages.sizes().count(8) == 4
 
 
+def test_what_stands_out_is_measured_again() -> None:
+    """All passes of one size are disturbed alike, so that they agree; and a smaller one must not be blamed."""
+    seen: list[int] = []
+
+    def disturbed(stage: int, micro_batch: MicroBatch) -> float:
+        seen.append(micro_batch.num_tokens)
+        is_disturbed = micro_batch.num_tokens == 8 and seen.count(8) <= 2
+        return affine(stage, micro_batch) * (1.5 if is_disturbed else 1)
+
+    costs = CostModel(1)
+    stages = Stages(1, disturbed)
+    Probe(costs, stages.run_alone, 4, 16).measure_decode(32)
+    assert costs.decode[0].at(8) == pytest.approx(18e-3)
+    assert {size: stages.sizes().count(size) for size in (4, 8, 16, 32)} == {4: 2, 8: 4, 16: 2, 32: 2}
+    assert best_micro_batches(costs, 16, 1, 3, 256) == 1
+
+
 def test_the_budget_ends_it_but_two_sizes_are_measured() -> None:
     stages = Stages(2, affine, pause_s=0.01)
     probe = Probe(CostModel(2), stages.run_alone, 4, 16)
