@@ -1,10 +1,12 @@
 """The planner against the engine on this machine: fitted at two concurrencies, it predicts the others.
 
-    python benchmarks/plan_vs_engine.py [--model MODEL] [--pp-size 2] [--fit 1,8] [--predict 2,4,16,32] [--json FILE]
+    python benchmarks/plan_vs_engine.py [--model MODEL] [--pp-size 2] [--fit 1,8] [--predict 2,4,16,32] [--rounds 3]
+                                        [--json FILE]
 
 Runs closed loops of prompts and answers of fixed length on a real engine (SmolLM2-135M over two stages by default),
 calibrates the planner's parameters with the first list, and compares its predictions with the second. The machine
-should have nothing else to do. The exit code is 1 if a prediction is off by more than 15 %.
+should have nothing else to do; since others can only make a run slower, the fastest of the rounds counts for each
+concurrency. The exit code is 1 if a prediction is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -86,11 +88,13 @@ def closed_loop(engine: EngineClient, clients: int, input_tokens: int, output_to
 def measure(chosen: argparse.Namespace, concurrency: Sequence[int]) -> tuple[list[Measured], EngineInfo]:
     with EngineClient.start(EngineConfig(model=chosen.model, pp_size=chosen.pp_size)) as engine:
         closed_loop(engine, 2, chosen.input_tokens, 8)  # warm-up
-        measured = []
-        for number in concurrency:
-            measured.append(closed_loop(engine, number, chosen.input_tokens, chosen.output_tokens))
-            print(f"measured at concurrency {number}: {measured[-1].output_tok_s:.1f} tokens/s", file=sys.stderr)
-        return measured, engine.info
+        runs: dict[int, list[Measured]] = {number: [] for number in concurrency}
+        for _ in range(chosen.rounds):
+            for number in concurrency:
+                runs[number].append(closed_loop(engine, number, chosen.input_tokens, chosen.output_tokens))
+                speed = runs[number][-1].output_tok_s
+                print(f"measured at concurrency {number}: {speed:.1f} tokens/s", file=sys.stderr, flush=True)
+        return [max(found, key=lambda each: each.output_tok_s or 0.0) for found in runs.values()], engine.info
 
 
 def planned(chosen: argparse.Namespace, info: EngineInfo) -> Deployment:
@@ -129,6 +133,7 @@ def main() -> None:
     arguments.add_argument("--predict", default="2,4,16,32")
     arguments.add_argument("--input-tokens", type=int, default=64)
     arguments.add_argument("--output-tokens", type=int, default=64)
+    arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--json", metavar="FILE")
     chosen = arguments.parse_args()
     fitted_at, asked = ([int(part) for part in text.split(",")] for text in (chosen.fit, chosen.predict))

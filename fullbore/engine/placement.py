@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from fullbore.config import EngineConfig
 from fullbore.engine import sleep_model
+from fullbore.engine.measured_split import known_head_factor
 from fullbore.engine.sizing import check_weights_fit
 from fullbore.errors import ConfigError
 from fullbore.model.partition import check_num_stages, check_partition, layer_ranges, partition_layers, partition_model
@@ -62,7 +63,10 @@ def place_model(config: EngineConfig, on_progress: Progress | None = None) -> Pl
         # They compute in float32 whatever the weights are, and leave those of 16 bits as they are.
         dtype = "float32" if config.dtype == "auto" else dtype
         param_bytes = min(param_bytes, _DTYPE_BYTES[spec.dtype])
-    partition = _partition(config, spec.num_layers) or partition_model(spec, config.pp_size)
+    partition = _partition(config, spec.num_layers)
+    if partition is None:
+        factor = known_head_factor(config, model.path, dtype, devices[0])
+        partition = partition_model(spec, config.pp_size, factor)
     if devices[0] == "cpu":  # asking a GPU would take some of its memory here, for good; there the stages find out
         check_weights_fit(
             stage_weight_bytes(spec, partition, param_bytes),

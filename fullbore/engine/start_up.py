@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from fullbore.config import EngineConfig
+from fullbore.engine import sleep_model
 from fullbore.engine.links import POLL_MS, Links
+from fullbore.engine.measured_split import remember_head_factor
 from fullbore.engine.messages import (
     AllocateKV,
     EngineInfo,
@@ -186,3 +188,5 @@ def measure(costs: CostModel, info: EngineInfo, start_up: StartUp) -> None:
     probe.measure_decode(most_requests)
     probe.measure_context(most_requests, info.context_length)
     probe.measure_prefill(min(info.config.chunked_prefill_size, info.context_length))
+    if not sleep_model.is_sleep_model(info.config.model):
+        remember_head_factor(info, costs.decode_points())

@@ -31,6 +31,11 @@ def kernels_folder() -> Path:
     return _folder("kernels")
 
 
+def splits_folder() -> Path:
+    """What was measured of models on this machine; may not be there."""
+    return _path("splits")
+
+
 def _path(name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache).expanduser() / "fullbore" / name

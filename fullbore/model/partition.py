@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 from fullbore.errors import ConfigError
@@ -19,13 +20,37 @@ LAYER_OVERHEAD_BYTES = 4_000_000
 DECODE_TOKENS = 8  # tokens in a typical decode micro-batch: how many experts a step reads depends on it
 
 
-def partition_model(spec: ModelSpec, num_stages: int) -> tuple[int, ...]:
+def partition_model(spec: ModelSpec, num_stages: int, head_factor: float = 1.0) -> tuple[int, ...]:
     """Layers per stage for this model, by estimated cost.
+
+    Args:
+        head_factor: how much dearer the head is against the layers than estimated, see `head_factor`.
 
     Raises:
         ConfigError: more stages than layers.
     """
-    return partition_layers(layer_costs(spec), num_stages, last_extra=head_cost(spec))
+    return partition_layers(layer_costs(spec), num_stages, last_extra=head_factor * head_cost(spec))
+
+
+def head_factor(spec: ModelSpec, partition: Sequence[int], decode_s: Sequence[Mapping[int, float]]) -> float | None:
+    """How much dearer the head (with norm and sampling) is against the layers than estimated, from measured steps.
+
+    Args:
+        decode_s: for each stage, requests in a decode micro-batch -> seconds.
+
+    Returns:
+        the median over the sizes that all stages have; None where there is one stage only, which cannot tell.
+    """
+    if len(partition) < 2:
+        return None
+    costs = layer_costs(spec)
+    shares = [sum(costs[start:end]) for start, end in layer_ranges(partition)]
+    factors = []
+    for size in set.intersection(*(set(times) for times in decode_s)):
+        per_cost_s = sum(times[size] for times in decode_s[:-1]) / sum(shares[:-1])
+        head_s = decode_s[-1][size] - shares[-1] * per_cost_s
+        factors.append(head_s / (per_cost_s * head_cost(spec)))
+    return median(factors) if factors else None
 
 
 def layer_costs(spec: ModelSpec, *, bytes_per_param: int = 4, num_tokens: int = DECODE_TOKENS) -> list[float]:

@@ -272,6 +272,7 @@ class ModelCosts:
     """All stages of a pipeline: what the simulator asks (`StageCosts`)."""
 
     stages: Sequence[StageCost]
+    crowded: ModelCosts | None = None  # while all stages are busy; None: the same
 
     def seconds(self, load: Load) -> Sequence[float]:
         return [stage.seconds(load) for stage in self.stages]

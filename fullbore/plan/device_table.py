@@ -38,6 +38,7 @@ class Device:
     attention_efficiency: float = 0.9  # of prefill attention against those
     kernel_s: float = 3.0e-6  # a kernel's start and tail inside a CUDA graph
     has_graphs: bool = True  # launches can be recorded and replayed
+    shares_memory: bool = False  # with the others of its host, as the cores of a processor do
     pattern: str = ""  # regular expression for what drivers and users call it
     boost_mhz: float = 0.0
     pcie: tuple[int, int] | None = None  # generation and width; None: not behind PCIe, whatever the driver reports
@@ -234,5 +235,6 @@ TABLE: tuple[Device, ...] = (
         compute_efficiency=0.8,
         kernel_s=4e-6,
         has_graphs=False,
+        shares_memory=True,
     ),
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The likeliest parameters, given measured figures and the parameters' spreads (Gauss-Newton on logarithms).
+"""The likeliest parameters, given measured figures and the parameters' spreads (Gauss-Newton on logarithms,
+with slopes that are corrected by what each step showed).
 
 A measurement moves what it tells something about and leaves the rest; what it does not explain is left as residuals.
 """
@@ -16,7 +17,7 @@ from fullbore.plan.parameters import CostParameters, scaled
 from fullbore.plan.scenario import Deployment
 from fullbore.plan.uncertainty import NAMES, Matrix, prior_covariance
 
-STEPS = 5
+STEPS = 16
 # How many spreads a parameter may move as easily as a figure may be off by its own one: the device's efficiencies were
 # measured, or taken from another device.
 FREEDOM, FREEDOM_UNMEASURED = 3.0, 10.0
@@ -70,24 +71,31 @@ def fit(
     prior = np.linalg.inv(prior_covariance() * freedom**2)
     weights = np.diag([figure.spread**-2 for figure in figures])
     measured = np.log([figure.measured for figure in figures])
+
+    def unlikelihood(moved: Matrix, logs: Matrix) -> float:
+        return float((measured - logs) @ weights @ (measured - logs) + moved @ prior @ moved)
+
     moved = np.zeros(len(NAMES))  # logarithms of the factors
-    first: Sequence[float] = ()
+    first = last = evaluate(deployment)
+    logs = np.log(first)
+    jacobian = slopes(deployment)
     for step in range(STEPS):
         if on_progress:
-            on_progress(step, STEPS + 1)
-        current = deployment.with_parameters(_moved(start, moved))
-        predicted = evaluate(current)
-        first = first or predicted
-        jacobian = slopes(current)
+            on_progress(step, STEPS)
         normal = jacobian.T @ weights @ jacobian + prior
-        change = np.linalg.solve(normal, jacobian.T @ weights @ (measured - np.log(predicted)) - prior @ moved)
-        moved = moved + np.clip(change, -1.0, 1.0)  # the slopes hold near the point only
+        change = np.linalg.solve(normal, jacobian.T @ weights @ (measured - logs) - prior @ moved)
+        change = np.clip(change, -1.0, 1.0)  # the slopes hold near the point only
         if float(np.abs(change).max()) < 1e-3:
             break
+        tried = evaluate(deployment.with_parameters(_moved(start, moved + change)))
+        tried_logs = np.log(tried)
+        # What the step showed of the slopes (Broyden 1965), be it a good step or not.
+        jacobian = jacobian + np.outer(tried_logs - logs - jacobian @ change, change) / (change @ change)
+        if unlikelihood(moved + change, tried_logs) < unlikelihood(moved, logs):
+            moved, logs, last = moved + change, tried_logs, tried
     fitted = _moved(start, moved)
-    last = evaluate(deployment.with_parameters(fitted))
     if on_progress:
-        on_progress(STEPS + 1, STEPS + 1)
+        on_progress(STEPS, STEPS)
     residuals = [
         Residual(figure.what, figure.measured, before, after)
         for figure, before, after in zip(figures, first, last, strict=True)

@@ -25,13 +25,23 @@ class Pipeline:
     """What is simulated.
 
     `driver_s` is a delay and occupies nothing: from the end of sampling until the driver has applied the result and the
-    plan that follows from it can be at the stages.
+    plan that follows from it can be at the stages. `crowded_costs` hold while all stages are busy; None: the same.
     """
 
     num_stages: int
     costs: StageCosts
+    crowded_costs: StageCosts | None = None
     hops: Sequence[Hop] = ()  # num_stages - 1 of them; empty: transfers take no time
     driver_s: float = 0.0
+
+    def seconds(self, load: Load, in_flight: int) -> Sequence[float]:
+        """Seconds of a micro-batch on each stage, beside so many others; stages are as crowded as there are others."""
+        alone = self.costs.seconds(load)
+        if self.crowded_costs is None or not in_flight:
+            return alone
+        share = min(in_flight / (self.num_stages - 1), 1.0)
+        crowded = self.crowded_costs.seconds(load)
+        return [one + share * (other - one) for one, other in zip(alone, crowded, strict=True)]
 
 
 class Journey:

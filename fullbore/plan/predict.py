@@ -164,9 +164,11 @@ def simulate_workload(
     """One replica under any workload, which is given in the units of `grain`; so are the result's tokens and times."""
     scenario, layout = deployment.scenario, deployment.layout
     running = running_limit(deployment)
+    crowded = deployment.costs.crowded
     pipeline = Pipeline(
         num_stages=layout.pp,
         costs=CoarseCosts(deployment.costs, grain, deployment.chunk_tokens),
+        crowded_costs=None if crowded is None else CoarseCosts(crowded, grain, deployment.chunk_tokens),
         hops=coarse_hops(deployment.costs.hops(), grain),
         driver_s=deployment.driver_s * grain.tokens,
     )

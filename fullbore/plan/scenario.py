@@ -200,7 +200,13 @@ def _memory(
 
 
 def _costs(scenario: Scenario, layout: Layout, stages: tuple[Stage, ...]) -> ModelCosts:
-    return ModelCosts([_stage_cost(scenario, layout, stage) for stage in stages])
+    alone = ModelCosts([_stage_cost(scenario, layout, stage) for stage in stages])
+    if len(stages) == 1 or not all(device.shares_memory for stage in stages for device in stage.devices):
+        return alone
+    parameters = scenario.parameters
+    slower = replace(parameters, memory_factor=parameters.memory_factor / (1 + parameters.memory_sharing))
+    crowded = replace(scenario, parameters=slower)
+    return replace(alone, crowded=ModelCosts([_stage_cost(crowded, layout, stage) for stage in stages]))
 
 
 def _stage_cost(scenario: Scenario, layout: Layout, stage: Stage) -> StageCost:

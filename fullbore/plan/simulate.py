@@ -181,7 +181,9 @@ class Simulation:
         load = load_of(micro_batch)
         journey = Journey(micro_batch, self.now_s, load.sampled)
         wants_spans = self.now_s <= self.record_until_s
-        self._stages.run(journey, self.pipeline.costs.seconds(load), load.tokens, self.learns or wants_spans)
+        self._stages.run(
+            journey, self.pipeline.seconds(load, len(self._in_flight)), load.tokens, self.learns or wants_spans
+        )
         self._in_flight[micro_batch.id] = journey
         self._meter.launched(len(micro_batch.runs), load.prefill_tokens > 0, self.now_s)
         if wants_spans:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fullbore.errors import ModelError
 from fullbore.model.cache import exclusive, kernels_folder, partial_folder
+from fullbore.model.processor import processor_name
 
 _SOURCES = Path(__file__).parent / "cpp"
 _FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "-pthread")
@@ -72,21 +73,11 @@ def _key(compiler: str) -> str:
     """Changes with the sources, the compiler and the processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
     digest = hashlib.sha256()
-    for part in (*_FLAGS, compiler, version, _processor()):
+    for part in (*_FLAGS, compiler, version, processor_name()):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """Name and instruction sets: a cache folder may be shared by different machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine() + platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 def _say(message: str) -> None:
