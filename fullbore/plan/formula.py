@@ -18,7 +18,7 @@ def cycle_s(deployment: Deployment, requests: int, micro_batches: int) -> float:
     context = size * (demand.input_tokens + demand.output_tokens // 2)
     load = Load(size, sampled=size, context_tokens=context)
     costs = deployment.costs
-    seconds = (costs.crowded or costs if micro_batches > 1 else costs).seconds(load)
+    seconds = (costs.crowded or costs if requests > 1 else costs).seconds(load)
     hops_s = sum(hop.latency_s + size * hop.token_s for hop in deployment.costs.hops())
     return max(sum(seconds) + hops_s + deployment.driver_s, micro_batches * max(seconds))
 
