@@ -29,8 +29,6 @@ TRUE = CostParameters(memory_factor=0.7, compute_factor=0.8, kernel_factor=1.8, 
 SHARING = CostParameters(
     memory_factor=1.15, compute_factor=1.1, kernel_factor=0.6, memory_sharing=0.5, overlap_loss=0.4
 )
-    memory_factor=1.15, compute_factor=1.1, kernel_factor=0.6, memory_sharing=0.5, overlap_loss=0.4
-)
 
 
 def small_pipeline(parameters: CostParameters) -> Deployment:
