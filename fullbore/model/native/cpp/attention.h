@@ -38,6 +38,11 @@ struct Attention {
         int run, kv_head, first, count;  // query tokens first … first+count-1 of the run
     };
 
+    struct Tile {
+        const Item* item;  // null: there is none
+        int position;
+    };
+
     int group() const { return heads / kv_heads; }
     ptrdiff_t padded_v_dim() const { return (v_dim + PANEL - 1) / PANEL * PANEL; }
 
@@ -50,7 +55,7 @@ struct Attention {
                     items.push_back({run, head, first, std::min(tokens_per_item, lengths[run] - first)});
         const int num_items = int(items.size());
         parallel(num_items, std::max(1, num_items / (8 * num_threads())), [&](int begin, int end) {
-            for (int i = begin; i < end; i++) attend(items[i]);
+            for (int i = begin; i < end; i++) attend(items[i], i + 1 < end ? &items[i + 1] : nullptr);
         });
     }
 
@@ -92,6 +97,18 @@ struct Attention {
         return TILE;
     }
 
+    // Where a tile's keys lie, panel by panel, for fetching them; returns the bytes between rows, 0: do not fetch.
+    ptrdiff_t next_keys(const Tile& tile, const char** panels) const {
+        if (!tile.item || page_size % (64 / int(sizeof(Element))) != 0) return 0;
+        const int last = contexts[tile.item->run] - 1;
+        for (int p = 0; p * PANEL < TILE; p++) {
+            const int position = std::min(tile.position + p * PANEL, last);
+            const Element* page = page_of(keys, *tile.item, position, k_dim);
+            panels[p] = reinterpret_cast<const char*>(page + position % page_size);
+        }
+        return page_size * ptrdiff_t(sizeof(Element));
+    }
+
     // Values as rows `stride` apart, padded with zeros: in place where they lie so in the cache, else copied.
     const float* value_rows(const Item& item, int position, int count, float* copies, ptrdiff_t stride) const {
         if constexpr (std::is_same_v<Element, float>)
@@ -131,7 +148,8 @@ struct Attention {
     };
 
     // Softmax over the keys tile by tile: weights are relative to the highest score so far (arXiv 1805.02867).
-    void attend(const Item& item) const {
+    // Pages lie anywhere, so no processor guesses which is next: while one tile is computed the next one is fetched.
+    void attend(const Item& item, const Item* next_item) const {
         static thread_local Scratch scratch;
         Scratch& s = scratch;
         s.layout(*this);
@@ -147,11 +165,15 @@ struct Attention {
         const int end = start + item.count;
         for (int position = 0; position < end; position += TILE) {
             const int count = std::min(TILE, end - position);
+            const Tile next = position + TILE < end ? Tile{&item, position + TILE} : Tile{next_item, 0};
             const float* panels[MOST_PANELS];
+            const char* ahead[MOST_PANELS];
             const ptrdiff_t stride = key_panels(item, position, count, s.copies, panels);
-            product(s.query, k_dim, rows, panels, (count + PANEL - 1) / PANEL, stride, k_dim, s.scores, TILE, false);
+            const ptrdiff_t step = next_keys(next, ahead);
+            product(s.query, k_dim, rows, panels, (count + PANEL - 1) / PANEL, stride, k_dim, s.scores, TILE, false,
+                    ahead, step);
             for (int row = 0; row < rows; row++) weigh(s, row, start + row / group() + 1 - position, width);
-            add_values(s, item, position, count, rows, width);
+            add_values(s, item, position, count, rows, width, next);
         }
         for (int row = 0; row < rows; row++) {
             float* to = out + (token_of(item, row) * heads + head_of(item, row)) * v_dim;
@@ -185,36 +207,56 @@ struct Attention {
         s.total[row] += sum(total);
     }
 
+    // Where the next tile's values lie that are as far behind its begin; null: do not fetch.
+    const char* next_values(const Tile& tile, int offset) const {
+        if (!tile.item || tile.position + offset >= contexts[tile.item->run]) return nullptr;
+        const int position = tile.position + offset;
+        return reinterpret_cast<const char*>(page_of(values, *tile.item, position, v_dim) +
+                                             position % page_size * v_dim);
+    }
+
     // sums += weights · values, in pieces that lie together in the cache.
-    void add_values(Scratch& s, const Item& item, int position, int count, int rows, ptrdiff_t width) const {
+    void add_values(Scratch& s, const Item& item, int position, int count, int rows, ptrdiff_t width,
+                    const Tile& next) const {
         for (int done = 0; done < count;) {
             const int piece = std::min(count - done, std::max(PANEL, page_size - (position + done) % page_size));
             const float* values = value_rows(item, position + done, piece, s.copies, width);
+            const char* rows_ahead = next_values(next, done);
             for (ptrdiff_t column = 0; column < width; column += MOST_PANELS * PANEL) {
                 const float* panels[MOST_PANELS];
+                const char* ahead[MOST_PANELS];
                 const int num_panels = int(std::min<ptrdiff_t>(MOST_PANELS, (width - column) / PANEL));
-                for (int p = 0; p < num_panels; p++) panels[p] = values + column + p * PANEL;
-                product(s.scores + done, TILE, rows, panels, num_panels, width, piece, s.sums + column, width, true);
+                for (int p = 0; p < num_panels; p++) {
+                    panels[p] = values + column + p * PANEL;
+                    ahead[p] = rows_ahead ? rows_ahead + (column + p * PANEL) * sizeof(Element) : nullptr;
+                }
+                product(s.scores + done, TILE, rows, panels, num_panels, width, piece, s.sums + column, width, true,
+                        ahead, rows_ahead ? v_dim * ptrdiff_t(sizeof(Element)) : 0);
             }
             done += piece;
         }
     }
 
-    // out[rows][panels * PANEL] (+)= x[rows][inputs] · panels.
+    // out[rows][panels * PANEL] (+)= x[rows][inputs] · panels. Meanwhile fetches a line of memory per input and panel,
+    // from `ahead` on, step bytes apart (0: nothing).
     static void product(const float* x, ptrdiff_t x_stride, int rows, const float* const* panels, int num_panels,
-                        ptrdiff_t w_stride, int inputs, float* out, ptrdiff_t out_stride, bool adds) {
+                        ptrdiff_t w_stride, int inputs, float* out, ptrdiff_t out_stride, bool adds,
+                        const char* const* ahead, ptrdiff_t step) {
         const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
         for (int t = 0, row = 0; t < tiles; t++) {
             const int count = (rows - row + tiles - t - 1) / (tiles - t);
+            const ptrdiff_t own_step = t == 0 ? step : 0;
             with_rows(count, [&]<int ROWS>() {
                 constexpr int PANELS = panels_at_once(ROWS);
                 const float* from = x + row * x_stride;
                 float* to = out + row * out_stride;
                 int p = 0;
                 for (; p + PANELS <= num_panels; p += PANELS)
-                    tile<ROWS, PANELS>(from, x_stride, panels + p, w_stride, inputs, to + p * PANEL, out_stride, adds);
+                    tile<ROWS, PANELS>(from, x_stride, panels + p, w_stride, inputs, to + p * PANEL, out_stride, adds,
+                                       ahead + p, own_step);
                 for (; p < num_panels; p++)
-                    tile<ROWS, 1>(from, x_stride, panels + p, w_stride, inputs, to + p * PANEL, out_stride, adds);
+                    tile<ROWS, 1>(from, x_stride, panels + p, w_stride, inputs, to + p * PANEL, out_stride, adds,
+                                  ahead + p, own_step);
             });
             row += count;
         }
@@ -222,17 +264,17 @@ struct Attention {
 
     template <int ROWS, int PANELS>
     static void tile(const float* x, ptrdiff_t x_stride, const float* const* panels, ptrdiff_t w_stride, int inputs,
-                     float* out, ptrdiff_t out_stride, bool adds) {
+                     float* out, ptrdiff_t out_stride, bool adds, const char* const* ahead, ptrdiff_t step) {
         const float* w[PANELS];
-        const char* nothing[PANELS] = {};
+        const char* next[PANELS];
         Vec sums[ROWS][PANELS][2] = {};
         for (int p = 0; p < PANELS; p++) {
-            w[p] = panels[p];
+            w[p] = panels[p], next[p] = step ? ahead[p] : nullptr;
             for (int r = 0; r < ROWS && adds; r++)
                 for (int half = 0; half < 2; half++)
                     sums[r][p][half] = load(out + r * out_stride + p * PANEL + half * LANES);
         }
-        multiply<ROWS, PANELS>(x, x_stride, w, w_stride, inputs, nothing, 0, sums);
+        multiply<ROWS, PANELS>(x, x_stride, w, w_stride, inputs, next, step, sums);
         for (int r = 0; r < ROWS; r++)
             for (int p = 0; p < PANELS; p++)
                 for (int half = 0; half < 2; half++)
