@@ -92,7 +92,7 @@ async def serve(
 
 @contextlib.contextmanager
 def stop_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set; a second signal does what it always does and ends the process at once.
+    """An event that SIGINT and SIGTERM set; a second signal ends the process at once.
 
     To be used in the main thread, inside a running loop. `on_stop` is called in it, at the first signal.
     """
@@ -103,9 +103,15 @@ def stop_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
+    def interrupt() -> None:
+        restore()
+        # In the loop. Python's own handler raises it wherever the program happens to be; a finaliser would drop it.
+        raise KeyboardInterrupt
+
     def on_signal() -> None:
         stop_requested.set()
         restore()
+        loop.add_signal_handler(signal.SIGINT, interrupt)
         on_stop()
 
     for number in STOP_SIGNALS:
