@@ -2,7 +2,8 @@
 
 Before its first request an engine measures its stages anyhow (probe.py), but then the layers are divided already. So
 what it finds serves the next start. Measurements of one start may be disturbed: what divides the layers is the mean of
-several, and of the estimate that the first start had to do with.
+several, and of the estimate that the first start had to do with. Sampling is left out: what it takes depends on what
+requests ask for.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def known_head_factor(config: EngineConfig, folder: Path, dtype: str, device: st
     return exp(sum(logarithms) / (len(logarithms) + 1))
 
 
-def remember_head_factor(info: EngineInfo, decode_s: Sequence[Mapping[int, float]]) -> None:
+def remember_head_factor(info: EngineInfo, compute_s: Sequence[Mapping[int, float]]) -> None:
     """Takes in what the stages of this engine take; see `head_factor`. Without a place to write, does nothing."""
-    if min(min(times.values(), default=0.0) for times in decode_s) < LEAST_STEP_S:
+    if min(min(times.values(), default=0.0) for times in compute_s) < LEAST_STEP_S:
         return
     folder, partition = Path(info.model_path), info.config.pp_layer_partition
     assert partition is not None
-    factor = head_factor(ModelSpec.from_folder(folder), partition, decode_s)
+    factor = head_factor(ModelSpec.from_folder(folder), partition, compute_s)
     if factor is None:
         return
     file = _file(info.config, folder, info.dtype, info.config.devices[0])
@@ -61,6 +62,7 @@ def _file(config: EngineConfig, folder: Path, dtype: str, device: str) -> Path:
         dtype,
         str(config.threads_per_stage),
         config.backend,
+        "without sampling",
     ]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return splits_folder() / f"{digest[:16]}.json"

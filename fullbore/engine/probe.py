@@ -57,6 +57,8 @@ class Probe:
         self._num_blocks = num_blocks
         self._page_size = page_size
         self._ids = count(_FIRST_ID, -1)
+        # Per stage, requests -> seconds, like the decode curves but without sampling, which depends on what is asked.
+        self.compute_s: list[dict[int, float]] = [{} for _ in costs.decode]
 
     def measure_decode(self, most_requests: int, budget_s: float = DECODE_BUDGET_S) -> None:
         """Micro-batches of 1, 2, 4, 8, …, then 3, 6, 12, … requests while the budget lasts; of 1 and 2 in any case."""
@@ -71,6 +73,7 @@ class Probe:
         for size in sorted(passages):
             for stage in range(len(self._costs.decode)):
                 self._costs.seed_decode(stage, size, _busy_s(passages[size], stage))
+                self.compute_s[stage][size] = _compute_s(passages[size], stage)
 
     def measure_prefill(self, chunk_tokens: int, budget_s: float = PREFILL_BUDGET_S) -> None:
         """Prompt chunks of up to `chunk_tokens`, from small ones on, as far as they fit into the budget."""
@@ -156,6 +159,10 @@ def _total_ns(passage: Passage) -> int:
 
 def _busy_s(passages: Sequence[Passage], stage: int) -> float:
     return min(p.records[stage].sample_end_ns - p.records[stage].compute_start_ns for p in passages) * 1e-9
+
+
+def _compute_s(passages: Sequence[Passage], stage: int) -> float:
+    return min(p.records[stage].compute_end_ns - p.records[stage].compute_start_ns for p in passages) * 1e-9
 
 
 def _median_s(times_ns: Iterable[int]) -> float:

@@ -189,4 +189,4 @@ def measure(costs: CostModel, info: EngineInfo, start_up: StartUp) -> None:
     probe.measure_context(most_requests, info.context_length)
     probe.measure_prefill(min(info.config.chunked_prefill_size, info.context_length))
     if not sleep_model.is_sleep_model(info.config.model):
-        remember_head_factor(info, costs.decode_points())
+        remember_head_factor(info, probe.compute_s)

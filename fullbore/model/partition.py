@@ -33,7 +33,7 @@ def partition_model(spec: ModelSpec, num_stages: int, head_factor: float = 1.0) 
 
 
 def head_factor(spec: ModelSpec, partition: Sequence[int], decode_s: Sequence[Mapping[int, float]]) -> float | None:
-    """How much dearer the head (with norm and sampling) is against the layers than estimated, from measured steps.
+    """How much dearer the head, with its norm, is against the layers than estimated, from measured steps.
 
     Args:
         decode_s: for each stage, requests in a decode micro-batch -> seconds.

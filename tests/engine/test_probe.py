@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from math import ceil
 
+import msgspec
 import pytest
 from engine_helpers import MODEL, add_request, collect, config, expected, prompt_of, tokens_of
 from tiny_models import make_tiny_model
@@ -59,7 +60,8 @@ def affine(stage: int, micro_batch: MicroBatch) -> float:
 def test_the_costs_are_those_of_the_stages(num_stages: int) -> None:
     stages = Stages(num_stages, affine)
     costs = CostModel(num_stages)
-    Probe(costs, stages.run_alone, num_blocks=4, page_size=16).measure_decode(32)
+    probe = Probe(costs, stages.run_alone, num_blocks=4, page_size=16)
+    probe.measure_decode(32)
     assert costs.knows_decode
     for stage in range(num_stages):
         for size in (1, 2, 5, 20, 32):
@@ -67,6 +69,19 @@ def test_the_costs_are_those_of_the_stages(num_stages: int) -> None:
     assert costs.plan_s == pytest.approx(2e-3)
     assert costs.hops_s == [0.0, *[pytest.approx(2e-3)] * (num_stages - 1)]
     assert costs.return_s == pytest.approx(3e-3)
+
+
+def test_sampling_is_part_of_a_step_but_not_of_what_divides_the_layers() -> None:
+    def run_alone(micro_batch: MicroBatch) -> Passage:
+        passage = Stages(1, affine).run_alone(micro_batch)
+        [record] = passage.records
+        return passage._replace(records=[msgspec.structs.replace(record, sample_end_ns=record.sample_end_ns + 5 * MS)])
+
+    costs = CostModel(1)
+    probe = Probe(costs, run_alone, num_blocks=4, page_size=16)
+    probe.measure_decode(4)
+    assert costs.decode[0].at(4) == pytest.approx(19e-3)
+    assert probe.compute_s[0][4] == pytest.approx(14e-3)
 
 
 def test_the_number_of_micro_batches_rests_on_what_was_measured() -> None:
