@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 
 from fullbore.engine.transport import (
-    PING_ID,
     MessageFormat,
+    OutstandingSends,
     Received,
     Sent,
     guarded,
     join_process_group,
-    max_outstanding_sends,
+    ping_neighbours,
 )
 
 
@@ -174,7 +174,7 @@ class NcclTransport:
         self.receive_buffers = MarkedBuffers(self.message_format, max_tokens, device)
         self.send_buffers = MarkedBuffers(self.message_format, max_tokens, device)
         self._device = device
-        self._outstanding: deque[_NcclSent] = deque()
+        self._outstanding = OutstandingSends(num_stages)
 
     def connect(self, rendezvous_file: Path, backend: str = "nccl") -> None:
         """Meets the other stages and exchanges a ping with the neighbours, which makes NCCL connect them.
@@ -183,28 +183,22 @@ class NcclTransport:
         up a send.
         """
         join_process_group(backend, rendezvous_file, self.stage, self.num_stages)
-        if self.stage > 0:
-            ping = self.post_receive(PING_ID, 0)
-            ping.wait()
-            ping.release()
-        if self.stage < self.num_stages - 1:
-            shape = (0, self.message_format.hidden_size)
-            self.send(PING_ID, torch.empty(shape, dtype=self.message_format.dtype, device=self._device)).wait()
-            self.streams.mark_transfer().synchronize()
+        shape = (0, self.message_format.hidden_size)
+        empty = torch.empty(shape, dtype=self.message_format.dtype, device=self._device)
+        ping_neighbours(self, self.stage, self.num_stages, empty)
+        self.streams.mark_transfer().synchronize()
 
     def post_receive(self, micro_batch_id: int, num_tokens: int) -> Received:
         return _NcclReceived(self, micro_batch_id, num_tokens)
 
     def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
-        while len(self._outstanding) >= max_outstanding_sends(self.num_stages):
-            self._outstanding.popleft().wait()
+        self._outstanding.make_room()
         sent = _NcclSent(self, micro_batch_id, hidden)
-        self._outstanding.append(sent)
+        self._outstanding.add(sent)
         return sent
 
     def close(self) -> None:
-        while self._outstanding:
-            self._outstanding.popleft().wait()
+        self._outstanding.wait()
         self.streams.mark_transfer().synchronize()
         if dist.is_initialized():
             dist.destroy_process_group()

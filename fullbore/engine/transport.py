@@ -211,9 +211,38 @@ def join_process_group(backend: str, rendezvous_file: Path, stage: int, num_stag
     dist.init_process_group(backend, store=store, rank=stage, world_size=num_stages, timeout=_FOREVER)
 
 
+def ping_neighbours(transport: Transport, stage: int, num_stages: int, empty: torch.Tensor) -> None:
+    """Receives a ping from the stage before, sends one to the stage after. `empty`: hidden states of no tokens."""
+    if stage > 0:
+        ping = transport.post_receive(PING_ID, 0)
+        ping.wait()
+        ping.release()
+    if stage < num_stages - 1:
+        transport.send(PING_ID, empty).wait()
+
+
 def max_outstanding_sends(num_stages: int) -> int:
     """Beyond the in-flight limit the oldest send has surely been received, so waiting for it takes no time."""
     return 2 * num_stages + 4
+
+
+class OutstandingSends:
+    """Waits for the oldest sends, whose buffers are free then."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._sends: deque[Sent] = deque()
+        self._most = max_outstanding_sends(num_stages)
+
+    def make_room(self) -> None:
+        while len(self._sends) >= self._most:
+            self._sends.popleft().wait()
+
+    def add(self, sent: Sent) -> None:
+        self._sends.append(sent)
+
+    def wait(self) -> None:
+        while self._sends:
+            self._sends.popleft().wait()
 
 
 class TorchTransport:
@@ -240,32 +269,25 @@ class TorchTransport:
         self.message_format = MessageFormat(hidden_size, dtype)
         self.receive_buffers = BufferPool(self.message_format, max_tokens, is_pinned=device.type == "cuda")
         self.send_buffers = BufferPool(self.message_format, max_tokens, is_pinned=device.type == "cuda")
-        self._outstanding: deque[_TorchSent] = deque()
+        self._outstanding = OutstandingSends(num_stages)
 
     def connect(self, rendezvous_file: Path) -> None:
         """Meets the other stages and exchanges a ping with the neighbours."""
         join_process_group("gloo", rendezvous_file, self.stage, self.num_stages)
-        if self.stage > 0:
-            ping = self.post_receive(PING_ID, 0)
-            ping.wait()
-            ping.release()
-        if self.stage < self.num_stages - 1:
-            empty = torch.empty((0, self.message_format.hidden_size), dtype=self.message_format.dtype)
-            self.send(PING_ID, empty).wait()
+        empty = torch.empty((0, self.message_format.hidden_size), dtype=self.message_format.dtype)
+        ping_neighbours(self, self.stage, self.num_stages, empty)
 
     def post_receive(self, micro_batch_id: int, num_tokens: int) -> Received:
         return _TorchReceived(self, micro_batch_id, num_tokens)
 
     def send(self, micro_batch_id: int, hidden: torch.Tensor) -> Sent:
-        while len(self._outstanding) >= max_outstanding_sends(self.num_stages):
-            self._outstanding.popleft().wait()
+        self._outstanding.make_room()
         sent = _TorchSent(self, micro_batch_id, hidden)
-        self._outstanding.append(sent)
+        self._outstanding.add(sent)
         return sent
 
     def close(self) -> None:
-        while self._outstanding:
-            self._outstanding.popleft().wait()
+        self._outstanding.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -20,7 +20,7 @@ from fullbore.engine.placement import choose_transport
 from fullbore.engine.run_dir import rendezvous_file
 from fullbore.engine.sleep_runner import SleepRunner
 from fullbore.engine.stage_process import DriverLink, Stage
-from fullbore.engine.transport import MessageFormat, TorchTransport
+from fullbore.engine.transport import MessageFormat, TorchTransport, max_outstanding_sends
 
 HIDDEN_SIZE = 4
 
@@ -141,7 +141,7 @@ def test_no_buffer_is_touched_too_early(model: StreamModel, ahead: int) -> None:
     pass_on(transport, model, 60, ahead)
     assert model.races == []
     assert len(transport.receive_buffers._free) == ahead
-    assert len(transport.send_buffers._free) <= nccl_transport.max_outstanding_sends(3)
+    assert len(transport.send_buffers._free) <= max_outstanding_sends(3)
 
 
 def test_a_posted_receive_holds_up_neither_compute_nor_send(model: StreamModel) -> None:
@@ -155,7 +155,7 @@ def test_a_posted_receive_holds_up_neither_compute_nor_send(model: StreamModel) 
 
 def test_a_send_under_way_does_not_hold_up_compute(model: StreamModel) -> None:
     transport = middle_stage(model)
-    for k in range(nccl_transport.max_outstanding_sends(3)):
+    for k in range(max_outstanding_sends(3)):
         transport.send(k, torch.zeros(2, HIDDEN_SIZE))
         assert "send" not in model.clocks["compute"]
         assert "send" not in model.clocks["host"]
