@@ -45,11 +45,8 @@ def gpus_of(rows: Sequence[dict[str, Any]], found: Sequence[BenchRow], file: str
         return []
     row, uses = max(pairs, key=lambda pair: pair[0].concurrency or 0)
     machine = Machine(file)
-    for use in uses:
-        index = use.get("gpu") if isinstance(use, dict) else None
-        share, power_w = (
-            (_share(use.get("utilisation")), _share(use.get("power_w"), 1e5)) if index is not None else (0, 0)
-        )
+    for use in filter(lambda each: isinstance(each, dict), uses):
+        index, share, power_w = use.get("gpu"), _share(use.get("utilisation")), _share(use.get("power_w"), 1e5)
         if isinstance(index, int) and share is not None and power_w is not None:
             values = {"utilisation_percent": 100 * share, "power_w": power_w}
             machine.add(GpuSample(index, row.source, name=str(use.get("name") or "") or None, values=values))
